@@ -1,0 +1,101 @@
+"""What callers hand in, checked once and brought to tensors: scores, exclusions, per-row numbers, seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .search import Sampling, pad_front
+
+
+def check_logits(given: Any, name: str = "`logits`") -> Tensor:
+    """(R, M) float32 or float64, finite."""
+    try:
+        logits = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    except TypeError:
+        raise TypeError(f"{name} must be numbers of shape (rows, items), got {type(given).__name__}.") from None
+    if logits.dim() != 2 or logits.is_complex() or logits.dtype == torch.bool:
+        raise ValueError(
+            f"{name} must be numbers of shape (rows, items), got shape {tuple(logits.shape)} of {logits.dtype}. "
+            "One row alone is logits[None]."
+        )
+    if logits.shape[1] == 0:
+        raise ValueError(f"{name} must score at least one item, got shape {tuple(logits.shape)}.")
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.to(torch.float64 if not logits.is_floating_point() else torch.float32)
+    # A finite sum proves every entry finite and costs one read; only an infinite one needs the closer look.
+    if not bool(torch.isfinite(logits.sum())):
+        bad = ~torch.isfinite(logits)
+        if bool(bad.any()):
+            row, item = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"{name} must be finite, got {logits[row, item].item()} for row {row}, item {item} "
+                f"({int(bad.sum())} such entries). Name items a row must not get in `exclude`."
+            )
+    return logits.detach()
+
+
+def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | None:
+    """(R, M) bool, False for excluded items; None where nothing is excluded."""
+    if exclude is None:
+        return None
+    rows, count = logits.shape
+    if isinstance(exclude, str):
+        if exclude != "seen":
+            raise ValueError(f"`exclude` must be 'seen', a bool mask or lists of item numbers, got {exclude!r}.")
+        if histories is None:
+            raise ValueError("`exclude='seen'` needs histories; `rerank` has none. Give a mask or lists of item numbers.")
+        exclude = pad_front(histories)
+    is_mask = getattr(exclude, "dtype", None) in (torch.bool, np.dtype(bool))
+    if not is_mask and isinstance(exclude, list) and exclude and isinstance(exclude[0], (bool, np.bool_)):
+        is_mask, exclude = True, np.asarray(exclude)
+    if is_mask:
+        mask = torch.as_tensor(exclude, device=logits.device)
+        if mask.shape not in ((count,), (rows, count)):
+            raise ValueError(f"`exclude` must have shape ({count},) or ({rows}, {count}), got {tuple(mask.shape)}.")
+        return (~mask).expand(rows, count)
+    try:
+        items = pad_front(exclude).to(logits.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError("`exclude` must be a bool mask, or one list of item numbers per row.") from None
+    if len(items) != rows:
+        raise ValueError(f"`exclude` must hold one list of items per row: {rows} rows, got {len(items)} lists.")
+    if items.numel() and (int(items.min()) < -1 or int(items.max()) >= count):
+        raise ValueError(
+            f"`exclude` must name items from 0 to {count - 1} (-1 pads short lists), got {int(items.min())} to {int(items.max())}."
+        )
+    used = torch.zeros(rows, count + 1, dtype=torch.bool, device=logits.device)
+    return ~used.scatter(1, items.remainder(count + 1), True)[:, :count]
+
+
+def row_numbers(given: Any, rows: int, name: str) -> Tensor:
+    """(R,) float64 from one number, or one number per row."""
+    array = torch.as_tensor(np.asarray(given), dtype=torch.float64)
+    if array.dim() and len(array) != rows:
+        raise ValueError(f"{name} must be one number or one per row: {rows} rows, got {len(array)} numbers.")
+    return array.expand(rows)
+
+
+def sampling_of(temperature: Any, top_p: float, seed: Any, logits: Tensor) -> Sampling | None:
+    """How to draw, or None to take the best."""
+    if temperature is None:
+        if top_p != 1.0 or seed is not None:
+            raise ValueError("`top_p` and `seed` belong to sampling: give `temperature` too, e.g. temperature=1.0.")
+        return None
+    if not (isinstance(temperature, (int, float)) and 0 < temperature < np.inf):
+        raise ValueError(f"`temperature` must be a positive number, got {temperature!r}. Leave it out to take the best item.")
+    if not (isinstance(top_p, (int, float)) and 0 < top_p <= 1):
+        raise ValueError(f"`top_p` must lie in (0, 1], got {top_p!r}.")
+    if seed is None:
+        raise ValueError("sampling needs a `seed`: one whole number, or one per row, so that slates can be drawn again.")
+    seeds = torch.as_tensor(np.asarray(seed.cpu() if isinstance(seed, Tensor) else seed), device=logits.device)
+    if seeds.is_floating_point() or seeds.dtype == torch.bool or seeds.dim() > 1:
+        raise ValueError(f"`seed` must be one whole number or one per row, got {seed!r}.")
+    if seeds.dim() == 0:  # one number for the batch: rows differ by their place in it
+        seeds = seeds.long() * 1_000_003 + torch.arange(len(logits), device=logits.device)
+    if len(seeds) != len(logits):
+        raise ValueError(f"`seed` must be one number or one per row: {len(logits)} rows, got {len(seeds)} seeds.")
+    return Sampling(float(temperature), float(top_p), seeds.long())

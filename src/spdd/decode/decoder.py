@@ -1,0 +1,351 @@
+"""The front door of every decoder: checks what comes in, builds the problem, runs the search, packs the slate.
+
+A decoder is a set of settings (a dataclass); subclasses say which prices they start from and what moves
+them. `rerank` takes scores that do not change while a slate fills; `generate` asks a model after every
+choice. Both share everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import Groups, group_items, grouped_topk
+from ..objective import Objective, check_objectives
+from ..relevance import check_scale, normaliser, relevance
+from ..slate import Slate, Status, Trace
+from . import primal_dual
+from .arrays import check_logits, eligible_items, row_numbers, sampling_of
+from .guard import Reach, find_witness, slack_of
+from .primal_dual import Problem, Promises, State, linear
+from .search import Model, Sampling, Steps, View, run
+
+MOST_GROUPS = 32  # with more distinct values than this, sorting items by value group no longer pays
+
+
+class Settings(NamedTuple):
+    """What tells one decoder from another.
+
+    priced:  what has a price: each floor and cap ("targets"), each objective whatever its targets
+             ("objectives"), or "nothing"
+    rate:    how fast prices move where an objective does not say
+    guard:   whether targets are promised
+    """
+
+    priced: str = "nothing"
+    rate: Any = 0.0
+    pace: str = "even"
+    guard: bool = False
+    combine: Any = linear
+
+
+@dataclass(eq=False)
+class Decoder:
+    """What all decoders share: objectives, number of slots, the scale of relevance, whether to keep a trace."""
+
+    objectives: Sequence[Objective] = ()
+    slots: int = 10
+    scale: str = "logit"
+    trace: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.slots, bool) or not isinstance(self.slots, int | np.integer) or self.slots < 1:
+            raise ValueError(f"`slots` must be a whole number of at least 1, got {self.slots!r}.")
+        self.slots = int(self.slots)
+        self.objectives = check_objectives(self.objectives, self.slots)
+        check_scale(self.scale)
+        self._kept: dict[Any, Any] = {}  # values and their groups per device, computed once
+
+    # ---- what callers use ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def rerank(self, logits, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None) -> Slate:
+        """Slates from scores that stay as they are while the slate fills.
+
+        logits:  (R, M) the model's raw scores, numpy or torch, any float type; the slate comes back as the same kind
+        exclude: items a row must not get: (M,) or (R, M) bool, or one list of item numbers per row
+        trace:   True keeps the story of every slot in `slate.trace`
+        temperature, top_p, seed: draw slates instead of taking the best; `seed` is one number or one per row
+        """
+        scores = check_logits(logits)
+        eligible = eligible_items(exclude, None, scores)
+        sampling = sampling_of(temperature, top_p, seed, scores)
+        slate = self._static(scores, eligible, sampling, self.trace if trace is None else trace)
+        return slate if isinstance(logits, Tensor) else slate.numpy()
+
+    @torch.no_grad()
+    def generate(
+        self, model: Model, histories, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None
+    ) -> Slate:
+        """Slates from a model that is asked again after every choice.
+
+        model:     `start(histories) -> state`, `logits(state) -> (R, M)`, `advance(state, items) -> state`
+        histories: whatever the model starts from
+        exclude:   as for `rerank`, or "seen": no item of the row's own history
+        The rest is as for `rerank`.
+        """
+        for name in ("start", "logits", "advance"):
+            if not callable(getattr(model, name, None)):
+                raise TypeError(
+                    f"`model` must have a function '{name}'; {type(model).__name__} has none. "
+                    "Wrap a plain function of item sequences with spdd.FromCallable(function)."
+                )
+        state = model.start(histories)
+        logits = check_logits(model.logits(state), "what `model.logits` returned")
+        eligible = eligible_items(exclude, histories, logits)
+        sampling = sampling_of(temperature, top_p, seed, logits)
+        slate = self._autoregressive(model, state, logits, eligible, sampling, self.trace if trace is None else trace)
+        return slate.numpy() if isinstance(histories, np.ndarray) else slate
+
+    def bind(self, values: Mapping[str, Any]) -> Decoder:
+        """This decoder with other values for the named objectives (another table, say); what it has learnt stays."""
+        names = [o.name for o in self.objectives]
+        for name in values:
+            if name not in names:
+                raise ValueError(f"`values` names objective '{name}', which is none of: {', '.join(names) or 'none at all'}.")
+        self.objectives = tuple(replace(o, value=values[o.name]) if o.name in values else o for o in self.objectives)
+        self._kept.clear()
+        return self
+
+    # ---- what subclasses say -------------------------------------------------------------------------------
+
+    def settings(self, rows: int) -> Settings:
+        """What holds for the next `rows` slates."""
+        return Settings()
+
+    def first_prices(self, problem: Problem, target: Tensor, view: View) -> Tensor:
+        """(R, P) prices of the first slot. target: (R, P) what can be reached of each. view: what the first slot sees."""
+        return torch.zeros_like(target)
+
+    def served(self, slate: Slate) -> Slate:
+        """Called with every batch of slates before it is handed out."""
+        return slate
+
+    # ---- two ways to run -----------------------------------------------------------------------------------
+
+    def _static(self, logits, eligible, sampling, trace) -> Slate:
+        value, groups = self._values(logits)
+        norm = normaliser(self.scale, logits, eligible)
+        items = None
+        if sampling is None and groups is not None and 2 * self.slots * len(groups.level) <= logits.shape[1]:
+            logits, items, value = _best_of_groups(logits, groups, self.slots, eligible)
+            eligible = items >= 0
+            logits = logits.masked_fill(~eligible, 0)
+        worth = relevance(self.scale, logits, norm)
+        problem, reach, state = self._begin(value, eligible, View(worth, value, _all(eligible, worth), None))
+
+        def look(state: State) -> View:
+            open_ = primal_dual.open_items(problem, state)
+            return View(worth, primal_dual.value_now(problem, state), open_, None)
+
+        state, steps = run(problem, state, look, lambda chosen: None, sampling, trace)
+        if items is not None:
+            steps = steps._replace(items=_lookup(items, steps.items), plain=_lookup(items, steps.plain))
+        return self._pack(problem, reach, state, steps)
+
+    def _autoregressive(self, model, model_state, logits, eligible, sampling, trace) -> Slate:
+        value, groups = self._values(logits)
+        if sampling is not None or (groups is not None and 2 * len(groups.level) > logits.shape[1]):
+            groups = None
+        now = _Now(model_state, logits, torch.isfinite(logits.sum()))
+
+        def see(open_: Tensor | None, depth: int, value: Tensor) -> View:
+            norm = normaliser(self.scale, now.logits, eligible)
+            if groups is None:
+                return View(relevance(self.scale, now.logits, norm), value, _all(open_, now.logits), None)
+            best, items, value = _best_of_groups(now.logits, groups, depth, open_)
+            found = items >= 0
+            return View(relevance(self.scale, best.masked_fill(~found, 0), norm), value, found, items)
+
+        problem, reach, state = self._begin(value, eligible, see(eligible, self.slots, value))
+
+        def look(state: State) -> View:
+            return see(primal_dual.open_items(problem, state), 1, primal_dual.value_now(problem, state))
+
+        def move(chosen: Tensor) -> None:
+            now.state = model.advance(now.state, chosen.clamp_min(0))  # a row with nothing left has no say any more
+            now.logits = model.logits(now.state)
+            now.finite = now.finite & torch.isfinite(now.logits.sum())
+
+        state, steps = run(problem, state, look, move, sampling, trace)
+        if not bool(now.finite):  # asked once, after the last slot: asking in every slot would stall the device
+            check_logits(now.logits, "what `model.logits` returned")
+            raise ValueError("`model.logits` returned nan or infinite scores after its first step. Check the model's `advance`.")
+        return self._pack(problem, reach, state, steps)
+
+    # ---- before and after ----------------------------------------------------------------------------------
+
+    def _values(self, logits: Tensor) -> tuple[Tensor, Groups | None]:
+        """(C, 1 or R, M) values of the items, 0 where they depend on the slate; and their groups where there are few."""
+        rows, count = logits.shape
+        device = logits.device
+        for objective in self.objectives:
+            if isinstance(objective.value, str):
+                raise ValueError(
+                    f"`value` of objective '{objective.name}' is the column '{objective.value}', which has no numbers yet. "
+                    "Give an array, or use `spdd rerank` with a table that has the column."
+                )
+            shape = () if objective.depends_on_slate else tuple(objective.value.shape)
+            if shape and (shape[-1] != count or (len(shape) == 2 and shape[0] != rows)):
+                raise ValueError(
+                    f"`value` of objective '{objective.name}' must have shape ({count},) or ({rows}, {count}) to fit the "
+                    f"scores, got {shape}."
+                )
+        if device in self._kept:
+            return self._kept[device]
+        parts = [
+            torch.zeros(1, count, dtype=torch.float64, device=device)
+            if o.depends_on_slate
+            else o.value.to(device, torch.float64).reshape(-1, count)
+            for o in self.objectives
+        ]
+        wide = max((len(p) for p in parts), default=1)
+        value = torch.stack([p.expand(wide, -1) for p in parts]) if parts else torch.zeros(0, 1, count, device=device)
+        groups = None
+        if not any(o.depends_on_slate for o in self.objectives) and value.shape[1] == 1:
+            groups = group_items(value[:, 0], MOST_GROUPS)
+        if all(o.depends_on_slate or o.value.dim() == 1 for o in self.objectives) and self.objectives:
+            self._kept[device] = value, groups
+        return value, groups
+
+    def _begin(self, value: Tensor, eligible: Tensor | None, view: View) -> tuple[Problem, Reach | None, State]:
+        """The problem, what can be reached, and the state before the first slot."""
+        rows, device = len(view.relevance), view.relevance.device
+        settings = self.settings(rows)
+        floor, cap = self._targets(rows, device)
+        column, sign, target, rate = self._promised(settings, floor, cap, rows, device)
+        moving = tuple((c, o.value) for c, o in enumerate(self.objectives) if o.depends_on_slate)
+        in_slate = [o.in_slate for o in self.objectives]
+        bound = torch.tensor(in_slate, dtype=torch.bool, device=device)
+        floor, cap = floor.masked_fill(~bound, -torch.inf), cap.masked_fill(~bound, torch.inf)
+        fixed = [
+            c
+            for c, o in enumerate(self.objectives)
+            if in_slate[c] and not o.depends_on_slate and (o.at_least is not None or o.at_most is not None)
+        ]
+        guard, reach = None, None
+        if fixed:
+            items = torch.arange(view.relevance.shape[1], device=device).expand(rows, -1) if view.items is None else view.items
+            wide = view.value[fixed].expand(-1, rows, -1)
+            guard, reach = find_witness(wide, items, view.open, floor[:, fixed], cap[:, fixed], self.slots, fixed)
+            # What no slate can give is not asked for: a price would chase it in vain.
+            for g, c in enumerate(fixed):
+                for p in [p for p, of in enumerate(column) if of == c]:
+                    target[:, p] = guard.floor[:, g] if sign[p] > 0 else guard.cap[:, g]
+        share = self._share(settings, column, sign, rows, device)
+        promises = Promises(tuple(column), sign, share, rate, torch.full_like(rate, torch.inf))
+        keep = guard if settings.guard else None
+        problem = Problem(
+            self.slots, self.scale, value, moving, eligible, floor, cap, promises,
+            settings.guard, keep, settings.combine, settings.pace,
+        )  # fmt: skip
+        if moving:
+            first = primal_dual.start(problem, torch.zeros_like(rate))
+            view = view._replace(value=primal_dual.value_now(problem, first))
+        initial = self.first_prices(problem, target, view) if column else torch.zeros_like(rate)
+        problem = problem._replace(promises=promises._replace(ceiling=self.ceiling(problem, initial)))
+        return problem, reach, primal_dual.start(problem, initial)
+
+    def ceiling(self, problem: Problem, initial: Tensor) -> Tensor:
+        """(R, P) what prices may rise to."""
+        return torch.full_like(initial, torch.inf)
+
+    def _targets(self, rows, device) -> tuple[Tensor, Tensor]:
+        """(R, C) floors and caps in value units; -inf and inf where there are none."""
+        floors, caps = [], []
+        for o in self.objectives:
+            floor, cap = o.targets(self.slots)
+            floors.append(row_numbers(-np.inf if floor is None else floor, rows, f"`at_least` of objective '{o.name}'"))
+            caps.append(row_numbers(np.inf if cap is None else cap, rows, f"`at_most` of objective '{o.name}'"))
+        empty = torch.zeros(rows, 0, dtype=torch.float64)
+        floor, cap = (torch.stack(x, 1) if x else empty for x in (floors, caps))
+        if bool((floor > cap).any()):
+            row, c = (floor > cap).nonzero()[0].tolist()
+            raise ValueError(
+                f"floor of objective '{self.objectives[c].name}' must not exceed its cap, got {floor[row, c]:g} and "
+                f"{cap[row, c]:g} in row {row}. Lower the floor or raise the cap."
+            )
+        return floor.to(device), cap.to(device)
+
+    def _promised(self, settings, floor, cap, rows, device):
+        """Column, sign, target and rate of everything that has a price."""
+        column, sign, target, rate = [], [], [], []
+        for c, o in enumerate(self.objectives):
+            if settings.priced == "objectives":
+                sides = [1.0]
+            elif settings.priced == "targets":
+                sides = [1.0] * (o.at_least is not None) + [-1.0] * (o.at_most is not None)
+            else:
+                sides = []
+            for side in sides:
+                column.append(c)
+                sign.append(side)
+                target.append((floor if side > 0 else cap)[:, c])
+                speed = settings.rate if o.rate is None else o.rate
+                moves = o.in_slate and settings.priced == "targets"
+                rate.append(row_numbers(speed if moves else 0.0, rows, f"`rate` of objective '{o.name}'").to(device))
+        empty = torch.zeros(rows, 0, dtype=torch.float64, device=device)
+        sign = torch.tensor(sign, dtype=torch.float64, device=device)
+        return column, sign, torch.stack(target, 1).clone() if target else empty, torch.stack(rate, 1) if rate else empty
+
+    def _share(self, settings, column, sign, rows, device) -> Tensor:
+        """(R, P) the target as asked, per slot, which is what the printed update compares with."""
+        floor, cap = self._targets(rows, device)
+        share = [(floor if s > 0 else cap)[:, c] / self.slots for c, s in zip(column, sign.tolist(), strict=True)]
+        return torch.stack(share, 1).nan_to_num(0.0, 0.0, 0.0) if share else torch.zeros(rows, 0, device=device)
+
+    def _pack(self, problem: Problem, reach: Reach | None, state: State, steps: Steps) -> Slate:
+        rows, count = state.gained.shape
+        kept = (state.gained >= problem.floor - slack_of(problem.floor)) & (
+            state.gained <= problem.cap + slack_of(problem.cap)
+        )
+        met = kept.all(1)
+        status = torch.full_like(state.count, Status.SHORT)
+        reachable = torch.full_like(state.gained, torch.nan)
+        if reach is not None:
+            status = status.masked_fill(~reach.feasible, Status.IMPOSSIBLE)
+            fixed = [c for c, o in enumerate(self.objectives) if not o.depends_on_slate and o.in_slate]
+            fixed = [c for c in fixed if self.objectives[c].at_least is not None or self.objectives[c].at_most is not None]
+            reachable[:, fixed] = reach.reachable
+        status = status.masked_fill(met, Status.MET)
+        price = primal_dual.dual(problem, state)
+        first = {}  # an objective's floor comes before its cap
+        for p, c in enumerate(problem.promises.column):
+            first.setdefault(c, p)
+        dual = torch.stack([price[:, first[c]] if c in first else price.new_zeros(rows) for c in range(count)], 1) if count else state.gained
+        story = None
+        if steps.price is not None:
+            caps_only = [c in first and problem.promises.sign[first[c]] < 0 for c in range(count)]
+            turn = torch.tensor([-1.0 if x else 1.0 for x in caps_only], dtype=torch.float64, device=price.device)
+            target = torch.where(torch.isfinite(problem.floor), problem.floor, problem.cap)
+            slack = (target[:, None] - steps.gained).nan_to_num(posinf=torch.nan)
+            story = Trace(steps.price * turn, slack, steps.plain, steps.cost)
+        return self.served(Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story))
+
+
+class _Now:
+    """The model's state and scores as the slate stands, and whether all scores so far were finite."""
+
+    def __init__(self, state, logits, finite):
+        self.state, self.logits, self.finite = state, logits, finite
+
+
+def _best_of_groups(logits, groups, depth, open_):
+    """Logits, item numbers and values of each group's `depth` best open items, in ascending item number."""
+    best, items, member = grouped_topk(logits, groups, depth, open_)
+    order = items.argsort(dim=1, stable=True)  # so that the first of equal scores is the lowest item
+    best, items, member = (x.gather(1, order) for x in (best, items, member))
+    return best, items, groups.level.T[:, member]
+
+
+def _all(eligible, like):
+    return torch.ones(like.shape, dtype=torch.bool, device=like.device) if eligible is None else eligible
+
+
+def _lookup(items, columns):
+    return None if columns is None else items.gather(1, columns.clamp_min(0)).where(columns >= 0, -1)

@@ -1,0 +1,143 @@
+"""One slate per row, slot by slot: score, choose, move the prices, ask the model again.
+
+`Model` is the seam to whatever gives scores. Choosing is greedy, or sampled with noise that depends only
+on the row's seed, the slot and the item, so a row draws the same slate in any batch, order or padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..relevance import log_weight
+from . import primal_dual
+from .primal_dual import Problem, State
+
+
+class Model(Protocol):
+    """What a model has to offer to be decoded: three functions. R rows, M items."""
+
+    def start(self, histories: Any) -> Any: ...  # the state before the first slot
+    def logits(self, state: Any) -> Tensor: ...  # (R, M), finite
+    def advance(self, state: Any, items: Tensor) -> Any: ...  # the state after items (R,) were appended
+
+
+class FromCallable(NamedTuple):
+    """A model from one function: item sequences (R, L), padded with -1 at the front, in; logits (R, M) out."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def start(self, histories):
+        return pad_front(histories)
+
+    def logits(self, state):
+        return torch.as_tensor(self.function(state))
+
+    def advance(self, state, items):
+        return torch.cat([state, items.to(state.device)[:, None]], 1)
+
+
+class View(NamedTuple):
+    """The columns a slot is chosen from. items: (R, N) their item numbers, or None where column = item."""
+
+    relevance: Tensor
+    value: Tensor
+    open: Tensor
+    items: Tensor | None
+
+
+class Sampling(NamedTuple):
+    """How to draw instead of taking the best. seed: (R,) int64"""
+
+    temperature: float
+    top_p: float
+    seed: Tensor
+
+
+class Steps(NamedTuple):
+    """What happened in each slot; every entry (R, K) or (R, K, C)."""
+
+    items: Tensor
+    relevance: Tensor
+    price: Tensor | None
+    gained: Tensor | None
+    plain: Tensor | None
+    cost: Tensor | None
+
+
+def run(problem: Problem, state: State, look: Callable[[State], View], move: Callable[[Tensor], None], sampling=None, trace=False):
+    """The final state and the steps that led to it. look: what a slot sees. move: tells the model what was chosen."""
+    steps = []
+    for slot in range(problem.slots):
+        view = look(state)
+        price = primal_dual.net_price(problem, state)
+        scores = problem.combine(view.relevance, view.value, price)
+        scores = primal_dual.bar(problem, state, view.value, view.open, scores)
+        drawn = scores if sampling is None else _perturb(problem, scores, view, slot, sampling)
+        place = drawn.argmax(1, keepdim=True)  # the first of equals: lowest item number
+        taken = scores.gather(1, place) > -torch.inf
+        items = (place if view.items is None else view.items.gather(1, place)).where(taken, -1)[:, 0]
+        relevance = view.relevance.gather(1, place).where(taken, torch.nan)
+        value = view.value.expand(-1, len(items), -1).gather(2, place.expand(len(view.value), -1, -1))[:, :, 0].T
+        step = [items[:, None], relevance]
+        if trace:
+            best, plain = view.relevance.masked_fill(~view.open, -torch.inf).max(1, keepdim=True)
+            plain = plain if view.items is None else view.items.gather(1, plain)
+            step += [price[:, None], state.gained[:, None], plain.where(taken, -1), best - relevance]
+        steps.append(step)
+        state = primal_dual.advance(problem, state, items, value)
+        if slot + 1 < problem.slots:
+            move(items)
+    columns = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
+    return state, Steps(*columns, *[None] * (6 - len(columns)))
+
+
+def pad_front(histories: Any, device=None) -> Tensor:
+    """(R, L) int64 item numbers, short histories padded with -1 at the front. Takes an array or a list of lists."""
+    if isinstance(histories, Tensor):
+        return histories.long() if histories.dim() == 2 else histories.long()[:, None]
+    if hasattr(histories, "__array__"):
+        return pad_front(torch.as_tensor(histories.__array__()))
+    rows = [torch.as_tensor(row, dtype=torch.int64).flatten() for row in histories]
+    length = max((len(r) for r in rows), default=0)
+    out = torch.full((len(rows), length), -1, dtype=torch.int64)
+    for row, items in zip(out, rows, strict=True):  # lists of Python numbers: no faster way in
+        if len(items):
+            row[-len(items) :] = items
+    return out
+
+
+# ---- drawing ----------------------------------------------------------------------------------------------
+
+
+def _perturb(problem, scores, view, slot, sampling):
+    """Scores whose argmax is a draw: log weights over temperature, outside top-p removed, Gumbel noise added."""
+    weight = log_weight(problem.scale, scores) / sampling.temperature
+    # Items the guard allows but whose weight is 0 stay behind everything else instead of disappearing.
+    weight = weight.clamp_min(-1e30).masked_fill(scores == -torch.inf, -torch.inf)
+    if sampling.top_p < 1:
+        order = weight.sort(dim=1, descending=True, stable=True)
+        share = order.values.softmax(1)
+        outside = share.cumsum(1) - share >= sampling.top_p
+        outside[:, 0] = False
+        weight = weight.masked_fill(torch.zeros_like(outside).scatter(1, order.indices, outside), -torch.inf)
+    items = torch.arange(scores.shape[1], device=scores.device)[None] if view.items is None else view.items
+    return weight + gumbel(sampling.seed, slot, items)
+
+
+def gumbel(seed: Tensor, slot: int, items: Tensor) -> Tensor:
+    """(R, N) Gumbel noise, a pure function of each row's seed, the slot and the item number."""
+    key = _mix(_mix(_mix(seed)[:, None] + slot) + items)
+    uniform = ((key >> 12) & ((1 << 52) - 1)).double().add(0.5) / (1 << 52)
+    return -(-uniform.log()).log()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64 on int64 tensors: multiplication wraps, and right shifts are masked to be logical."""
+    x = x + -0x61C8864680B583EB
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

@@ -1,0 +1,43 @@
+"""What every test may count on: two torch threads, repeatable hypothesis, and a clear reason for each skip.
+
+No option widens or narrows the default run: it is all this machine can do.
+"""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("SPDD_DATA") or ROOT.parent / "shared" / "data")
+
+torch.set_num_threads(2)
+# No deadline: a first call may compile. No random seed: a red test stays red.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items):
+    # Mark -> why tests that bear it cannot run here, or "" when they can.
+    why_not = {
+        "gpu": "" if torch.cuda.is_available() else "no CUDA device",
+        "vllm": "" if importlib.util.find_spec("vllm") else "vLLM is not installed",
+        "real_data": "" if DATA.is_dir() else f"no data folder at {DATA}; set SPDD_DATA",
+        "browser": "" if shutil.which("chromium") else "chromium is not on the PATH",
+    }
+    for item in items:
+        for mark, reason in why_not.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """The folder of public data sets; the test is skipped where there is none."""
+    if not DATA.is_dir():
+        pytest.skip(f"no data folder at {DATA}; set SPDD_DATA")
+    return DATA
