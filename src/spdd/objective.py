@@ -50,12 +50,19 @@ class Objective:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ValueError(f"`name` of an objective must be a non-empty string, got {self.name!r}. Name it, e.g. 'new'.")
+            raise ValueError(
+                f"`name` of an objective must be a non-empty string, got {self.name!r}. Name it, e.g. 'new'."
+            )
         object.__setattr__(self, "per", _per(self.per, self.name))
         object.__setattr__(self, "value", _value(self.value, self.name))
         floor, cap = self.targets(slots=1)
         percent = [isinstance(t, str) for t in (self.at_least, self.at_most) if t is not None]
-        if floor is not None and cap is not None and len(set(percent)) == 1 and np.any(np.asarray(floor) > np.asarray(cap)):
+        if (
+            floor is not None
+            and cap is not None
+            and len(set(percent)) == 1
+            and np.any(np.asarray(floor) > np.asarray(cap))
+        ):
             raise ValueError(
                 f"`at_least` of objective '{self.name}' must not exceed its `at_most`, got at_least={self.at_least!r} "
                 f"and at_most={self.at_most!r}. Lower the floor or raise the cap."
@@ -110,7 +117,9 @@ def check_objectives(objectives: Sequence[Objective], slots: int) -> tuple[Objec
     names = [o.name for o in objectives]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"objective names must differ, got '{name}' {names.count(name)} times. Rename one, or give one both a floor and a cap.")
+            raise ValueError(
+                f"objective names must differ, got '{name}' {names.count(name)} times. Rename one, or give one both a floor and a cap."
+            )
     return objectives
 
 

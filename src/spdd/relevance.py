@@ -12,6 +12,8 @@ from torch import Tensor
 
 SCALES = ("probability", "sigmoid", "relative", "log_probability", "logit", "identity")
 
+CHUNK = 1 << 17
+
 # Scales on which relevance is a logarithm: a price multiplies the odds by exp(price * value).
 LOG_SCALES = ("log_probability", "logit", "identity")
 
@@ -29,11 +31,21 @@ def normaliser(scale: str, logits: Tensor, eligible: Tensor | None = None) -> Te
     """
     if scale not in ("probability", "log_probability", "relative"):
         return None
+    # In pieces that stay in the CPU's cache; a GPU takes all rows at once.
+    rows = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    masks = [None] * -(-len(logits) // rows) if eligible is None else eligible.split(rows)
+    parts = [_normaliser(scale, part, mask) for part, mask in zip(logits.split(rows), masks, strict=True)]
+    return torch.cat(parts) if parts else logits.new_zeros(0, 1, dtype=torch.float64)
+
+
+def _normaliser(scale, logits, eligible):
     if eligible is not None:
         logits = logits.masked_fill(~eligible, -torch.inf)
-    logits = logits.double()
-    top = logits.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)
-    return top if scale == "relative" else top + (logits - top).exp().sum(1, keepdim=True).log()
+    top = logits.amax(1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+    if scale == "relative":
+        return top.double()
+    # Each term to the precision the scores came in, their sum in float64.
+    return top.double() + (logits - top).exp().sum(1, keepdim=True, dtype=torch.float64).log()
 
 
 def relevance(scale: str, logits: Tensor, norm: Tensor | None = None) -> Tensor:

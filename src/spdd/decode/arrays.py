@@ -47,7 +47,9 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         if exclude != "seen":
             raise ValueError(f"`exclude` must be 'seen', a bool mask or lists of item numbers, got {exclude!r}.")
         if histories is None:
-            raise ValueError("`exclude='seen'` needs histories; `rerank` has none. Give a mask or lists of item numbers.")
+            raise ValueError(
+                "`exclude='seen'` needs histories; `rerank` has none. Give a mask or lists of item numbers."
+            )
         exclude = pad_front(histories)
     is_mask = getattr(exclude, "dtype", None) in (torch.bool, np.dtype(bool))
     if not is_mask and isinstance(exclude, list) and exclude and isinstance(exclude[0], (bool, np.bool_)):
@@ -86,11 +88,15 @@ def sampling_of(temperature: Any, top_p: float, seed: Any, logits: Tensor) -> Sa
             raise ValueError("`top_p` and `seed` belong to sampling: give `temperature` too, e.g. temperature=1.0.")
         return None
     if not (isinstance(temperature, (int, float)) and 0 < temperature < np.inf):
-        raise ValueError(f"`temperature` must be a positive number, got {temperature!r}. Leave it out to take the best item.")
+        raise ValueError(
+            f"`temperature` must be a positive number, got {temperature!r}. Leave it out to take the best item."
+        )
     if not (isinstance(top_p, (int, float)) and 0 < top_p <= 1):
         raise ValueError(f"`top_p` must lie in (0, 1], got {top_p!r}.")
     if seed is None:
-        raise ValueError("sampling needs a `seed`: one whole number, or one per row, so that slates can be drawn again.")
+        raise ValueError(
+            "sampling needs a `seed`: one whole number, or one per row, so that slates can be drawn again."
+        )
     seeds = torch.as_tensor(np.asarray(seed.cpu() if isinstance(seed, Tensor) else seed), device=logits.device)
     if seeds.is_floating_point() or seeds.dtype == torch.bool or seeds.dim() > 1:
         raise ValueError(f"`seed` must be one whole number or one per row, got {seed!r}.")

@@ -23,7 +23,7 @@ from . import primal_dual
 from .arrays import check_logits, eligible_items, row_numbers, sampling_of
 from .guard import Reach, find_witness, slack_of
 from .primal_dual import Problem, Promises, State, linear
-from .search import Model, Sampling, Steps, View, run
+from .search import Model, Steps, View, run
 
 MOST_GROUPS = 32  # with more distinct values than this, sorting items by value group no longer pays
 
@@ -35,6 +35,7 @@ class Settings(NamedTuple):
              ("objectives"), or "nothing"
     rate:    how fast prices move where an objective does not say
     guard:   whether targets are promised
+    bonus:   see `Problem.bonus`; a decoder that has one must look at all items, so its `_values` gives no groups
     """
 
     priced: str = "nothing"
@@ -42,6 +43,7 @@ class Settings(NamedTuple):
     pace: str = "even"
     guard: bool = False
     combine: Any = linear
+    bonus: Any = None
 
 
 @dataclass(eq=False)
@@ -107,7 +109,9 @@ class Decoder:
         names = [o.name for o in self.objectives]
         for name in values:
             if name not in names:
-                raise ValueError(f"`values` names objective '{name}', which is none of: {', '.join(names) or 'none at all'}.")
+                raise ValueError(
+                    f"`values` names objective '{name}', which is none of: {', '.join(names) or 'none at all'}."
+                )
         self.objectives = tuple(replace(o, value=values[o.name]) if o.name in values else o for o in self.objectives)
         self._kept.clear()
         return self
@@ -131,11 +135,8 @@ class Decoder:
     def _static(self, logits, eligible, sampling, trace) -> Slate:
         value, groups = self._values(logits)
         norm = normaliser(self.scale, logits, eligible)
-        items = None
         if sampling is None and groups is not None and 2 * self.slots * len(groups.level) <= logits.shape[1]:
-            logits, items, value = _best_of_groups(logits, groups, self.slots, eligible)
-            eligible = items >= 0
-            logits = logits.masked_fill(~eligible, 0)
+            return self._by_groups(logits, groups, norm, eligible, trace)
         worth = relevance(self.scale, logits, norm)
         problem, reach, state = self._begin(value, eligible, View(worth, value, _all(eligible, worth), None))
 
@@ -143,10 +144,30 @@ class Decoder:
             open_ = primal_dual.open_items(problem, state)
             return View(worth, primal_dual.value_now(problem, state), open_, None)
 
-        state, steps = run(problem, state, look, lambda chosen: None, sampling, trace)
-        if items is not None:
-            steps = steps._replace(items=_lookup(items, steps.items), plain=_lookup(items, steps.plain))
+        state, steps = run(problem, state, look, lambda chosen, place: None, sampling, trace)
         return self._pack(problem, reach, state, steps)
+
+    def _by_groups(self, logits, groups, norm, eligible, trace) -> Slate:
+        """Static scores and few distinct values: of each group only the best item left can win a slot."""
+        best, items, member = grouped_topk(logits, groups, self.slots, eligible)
+        found = items >= 0
+        worth = relevance(self.scale, best.masked_fill(~found, 0), norm)
+        level = groups.level.T[:, None]  # (C, 1, G)
+        problem, reach, state = self._begin(level, None, View(worth, groups.level.T[:, member], found, items))
+        first = (member[0] == torch.arange(len(groups.level), device=member.device)[:, None]).byte().argmax(1)
+        last = torch.cat([first[1:], first.new_tensor([member.shape[1]])])
+        next_ = first.expand(len(logits), -1)  # (R, G) column of each group's best item left
+
+        def look(state: State) -> View:
+            column = next_.clamp_max(member.shape[1] - 1)
+            open_ = (next_ < last) & found.gather(1, column)
+            return View(worth.gather(1, column), level, open_, items.gather(1, column))
+
+        def move(chosen: Tensor, place: Tensor) -> None:
+            nonlocal next_
+            next_ = next_.scatter_add(1, place, (chosen >= 0).long()[:, None])
+
+        return self._pack(problem, reach, *run(problem, state, look, move, None, trace))
 
     def _autoregressive(self, model, model_state, logits, eligible, sampling, trace) -> Slate:
         value, groups = self._values(logits)
@@ -167,7 +188,7 @@ class Decoder:
         def look(state: State) -> View:
             return see(primal_dual.open_items(problem, state), 1, primal_dual.value_now(problem, state))
 
-        def move(chosen: Tensor) -> None:
+        def move(chosen: Tensor, place: Tensor) -> None:
             now.state = model.advance(now.state, chosen.clamp_min(0))  # a row with nothing left has no say any more
             now.logits = model.logits(now.state)
             now.finite = now.finite & torch.isfinite(now.logits.sum())
@@ -175,7 +196,9 @@ class Decoder:
         state, steps = run(problem, state, look, move, sampling, trace)
         if not bool(now.finite):  # asked once, after the last slot: asking in every slot would stall the device
             check_logits(now.logits, "what `model.logits` returned")
-            raise ValueError("`model.logits` returned nan or infinite scores after its first step. Check the model's `advance`.")
+            raise ValueError(
+                "`model.logits` returned nan or infinite scores after its first step. Check the model's `advance`."
+            )
         return self._pack(problem, reach, state, steps)
 
     # ---- before and after ----------------------------------------------------------------------------------
@@ -205,9 +228,13 @@ class Decoder:
             for o in self.objectives
         ]
         wide = max((len(p) for p in parts), default=1)
-        value = torch.stack([p.expand(wide, -1) for p in parts]) if parts else torch.zeros(0, 1, count, device=device)
+        value = (
+            torch.stack([p.expand(wide, -1) for p in parts])
+            if parts
+            else torch.zeros(0, 1, count, dtype=torch.float64, device=device)
+        )
         groups = None
-        if not any(o.depends_on_slate for o in self.objectives) and value.shape[1] == 1:
+        if parts and not any(o.depends_on_slate for o in self.objectives) and value.shape[1] == 1:
             groups = group_items(value[:, 0], MOST_GROUPS)
         if all(o.depends_on_slate or o.value.dim() == 1 for o in self.objectives) and self.objectives:
             self._kept[device] = value, groups
@@ -219,6 +246,7 @@ class Decoder:
         settings = self.settings(rows)
         floor, cap = self._targets(rows, device)
         column, sign, target, rate = self._promised(settings, floor, cap, rows, device)
+        share = (target / self.slots).nan_to_num(0.0, 0.0, 0.0)  # of the target as asked: the printed update's R/K
         moving = tuple((c, o.value) for c, o in enumerate(self.objectives) if o.depends_on_slate)
         in_slate = [o.in_slate for o in self.objectives]
         bound = torch.tensor(in_slate, dtype=torch.bool, device=device)
@@ -230,19 +258,24 @@ class Decoder:
         ]
         guard, reach = None, None
         if fixed:
-            items = torch.arange(view.relevance.shape[1], device=device).expand(rows, -1) if view.items is None else view.items
+            items = (
+                torch.arange(view.relevance.shape[1], device=device).expand(rows, -1)
+                if view.items is None
+                else view.items
+            )
             wide = view.value[fixed].expand(-1, rows, -1)
             guard, reach = find_witness(wide, items, view.open, floor[:, fixed], cap[:, fixed], self.slots, fixed)
             # What no slate can give is not asked for: a price would chase it in vain.
             for g, c in enumerate(fixed):
                 for p in [p for p, of in enumerate(column) if of == c]:
                     target[:, p] = guard.floor[:, g] if sign[p] > 0 else guard.cap[:, g]
-        share = self._share(settings, column, sign, rows, device)
-        promises = Promises(tuple(column), sign, share, rate, torch.full_like(rate, torch.inf))
+        onto = torch.zeros(len(column), len(self.objectives), dtype=torch.float64, device=device)
+        onto[range(len(column)), column] = 1
+        promises = Promises(tuple(column), sign, onto, share, rate, torch.full_like(rate, torch.inf))
         keep = guard if settings.guard else None
         problem = Problem(
             self.slots, self.scale, value, moving, eligible, floor, cap, promises,
-            settings.guard, keep, settings.combine, settings.pace,
+            settings.guard, keep, settings.combine, settings.pace, settings.bonus,
         )  # fmt: skip
         if moving:
             first = primal_dual.start(problem, torch.zeros_like(rate))
@@ -291,13 +324,12 @@ class Decoder:
                 rate.append(row_numbers(speed if moves else 0.0, rows, f"`rate` of objective '{o.name}'").to(device))
         empty = torch.zeros(rows, 0, dtype=torch.float64, device=device)
         sign = torch.tensor(sign, dtype=torch.float64, device=device)
-        return column, sign, torch.stack(target, 1).clone() if target else empty, torch.stack(rate, 1) if rate else empty
-
-    def _share(self, settings, column, sign, rows, device) -> Tensor:
-        """(R, P) the target as asked, per slot, which is what the printed update compares with."""
-        floor, cap = self._targets(rows, device)
-        share = [(floor if s > 0 else cap)[:, c] / self.slots for c, s in zip(column, sign.tolist(), strict=True)]
-        return torch.stack(share, 1).nan_to_num(0.0, 0.0, 0.0) if share else torch.zeros(rows, 0, device=device)
+        return (
+            column,
+            sign,
+            torch.stack(target, 1).clone() if target else empty,
+            torch.stack(rate, 1) if rate else empty,
+        )
 
     def _pack(self, problem: Problem, reach: Reach | None, state: State, steps: Steps) -> Slate:
         rows, count = state.gained.shape
@@ -310,14 +342,20 @@ class Decoder:
         if reach is not None:
             status = status.masked_fill(~reach.feasible, Status.IMPOSSIBLE)
             fixed = [c for c, o in enumerate(self.objectives) if not o.depends_on_slate and o.in_slate]
-            fixed = [c for c in fixed if self.objectives[c].at_least is not None or self.objectives[c].at_most is not None]
+            fixed = [
+                c for c in fixed if self.objectives[c].at_least is not None or self.objectives[c].at_most is not None
+            ]
             reachable[:, fixed] = reach.reachable
         status = status.masked_fill(met, Status.MET)
         price = primal_dual.dual(problem, state)
         first = {}  # an objective's floor comes before its cap
         for p, c in enumerate(problem.promises.column):
             first.setdefault(c, p)
-        dual = torch.stack([price[:, first[c]] if c in first else price.new_zeros(rows) for c in range(count)], 1) if count else state.gained
+        dual = (
+            torch.stack([price[:, first[c]] if c in first else price.new_zeros(rows) for c in range(count)], 1)
+            if count
+            else state.gained
+        )
         story = None
         if steps.price is not None:
             caps_only = [c in first and problem.promises.sign[first[c]] < 0 for c in range(count)]
@@ -325,7 +363,9 @@ class Decoder:
             target = torch.where(torch.isfinite(problem.floor), problem.floor, problem.cap)
             slack = (target[:, None] - steps.gained).nan_to_num(posinf=torch.nan)
             story = Trace(steps.price * turn, slack, steps.plain, steps.cost)
-        return self.served(Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story))
+        return self.served(
+            Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story)
+        )
 
 
 class _Now:
@@ -336,16 +376,10 @@ class _Now:
 
 
 def _best_of_groups(logits, groups, depth, open_):
-    """Logits, item numbers and values of each group's `depth` best open items, in ascending item number."""
+    """Logits, item numbers and values of each group's `depth` best open items."""
     best, items, member = grouped_topk(logits, groups, depth, open_)
-    order = items.argsort(dim=1, stable=True)  # so that the first of equal scores is the lowest item
-    best, items, member = (x.gather(1, order) for x in (best, items, member))
     return best, items, groups.level.T[:, member]
 
 
 def _all(eligible, like):
     return torch.ones(like.shape, dtype=torch.bool, device=like.device) if eligible is None else eligible
-
-
-def _lookup(items, columns):
-    return None if columns is None else items.gather(1, columns.clamp_min(0)).where(columns >= 0, -1)

@@ -30,14 +30,17 @@ class Guard(NamedTuple):
     columns:  which objectives are guarded
     kind:     "floor" or "cap" where that is all there is, for which the swap test is one comparison; else "several"
     floor, cap: (R, C') targets it keeps, relaxed to what can be reached; -inf / inf where there is none
+    low, high: (R, C') the same with room for rounding
     items:    (R, W) the witness, -1 where a row has fewer items than slots
     value:    (C', R, W) what each witness item gives
     """
 
-    columns: tuple[int, ...]
+    columns: slice | list[int]
     kind: str
     floor: Tensor
     cap: Tensor
+    low: Tensor
+    high: Tensor
     items: Tensor
     value: Tensor
 
@@ -53,7 +56,9 @@ class Reach(NamedTuple):
     reachable: Tensor
 
 
-def find_witness(value: Tensor, items: Tensor, eligible: Tensor, floor: Tensor, cap: Tensor, slots: int, columns) -> tuple[Guard, Reach]:
+def find_witness(
+    value: Tensor, items: Tensor, eligible: Tensor, floor: Tensor, cap: Tensor, slots: int, columns
+) -> tuple[Guard, Reach]:
     """A guard for every row, and what its row can reach.
 
     value: (C', R, N).  items: (R, N) item numbers.  eligible: (R, N).  floor, cap: (R, C'), -inf / inf for none
@@ -68,11 +73,14 @@ def find_witness(value: Tensor, items: Tensor, eligible: Tensor, floor: Tensor, 
         reachable = total = _collected(value, eligible, place)
     feasible = ((total >= floor - slack_of(floor)) & (total <= cap + slack_of(cap))).all(1)
     filled = eligible.gather(1, place)
+    floor, cap = torch.minimum(floor, total), torch.maximum(cap, total)
     guard = Guard(
-        tuple(columns),
+        _run(columns),
         kind,
-        torch.minimum(floor, total),
-        torch.maximum(cap, total),
+        floor,
+        cap,
+        floor - slack_of(floor),
+        cap + slack_of(cap),
         items.gather(1, place).masked_fill(~filled, -1),
         _take(value, place) * filled,
     )
@@ -85,7 +93,7 @@ def admissible(guard: Guard, alive: Tensor, gained: Tensor, value: Tensor) -> Te
     alive: (R, W) witness items not taken yet.  gained: (R, C') so far.  value: (C', 1 or R, N)
     """
     total = gained + (guard.value * alive).sum(2).T  # (R, C') if the witness were served
-    low, high = guard.floor - slack_of(guard.floor), guard.cap + slack_of(guard.cap)
+    low, high = guard.low, guard.high
     if guard.kind == "floor":  # swap for the witness item that gives least
         least = guard.value[0].masked_fill(~alive, torch.inf).amin(1, keepdim=True)
         return value[0] >= low - total + least
@@ -95,7 +103,7 @@ def admissible(guard: Guard, alive: Tensor, gained: Tensor, value: Tensor) -> Te
     allowed = torch.zeros(alive.shape[0], value.shape[2], dtype=torch.bool, device=value.device)
     for w in range(alive.shape[1]):
         fits = alive[:, w, None]
-        for c in range(len(guard.columns)):
+        for c in range(len(guard.value)):
             without = total[:, c] - guard.value[c, :, w]
             fits = fits & (value[c] >= (low[:, c] - without)[:, None]) & (value[c] <= (high[:, c] - without)[:, None])
         allowed |= fits
@@ -104,15 +112,18 @@ def admissible(guard: Guard, alive: Tensor, gained: Tensor, value: Tensor) -> Te
 
 def advance(guard: Guard, alive: Tensor, gained: Tensor, items: Tensor, value: Tensor) -> Tensor:
     """(R, W) witness items left after `items` (R,) with `value` (R, C') were taken. gained: (R, C') before."""
-    taken = alive & (guard.items == items[:, None])
-    total = gained + (guard.value * alive).sum(2).T + value
-    left = total[:, :, None] - guard.value.transpose(0, 1)  # (R, C', W) if witness item w makes room
-    spare = torch.minimum(
-        (left - guard.floor[:, :, None]) / (1 + guard.floor.abs().nan_to_num(posinf=0.0))[:, :, None],
-        (guard.cap[:, :, None] - left) / (1 + guard.cap.abs().nan_to_num(posinf=0.0))[:, :, None],
-    ).amin(1)
-    swap = spare.masked_fill(~alive, -torch.inf).argmax(1, keepdim=True)
-    place = torch.where(taken.any(1, keepdim=True), taken.byte().argmax(1, keepdim=True), swap)
+    if guard.kind == "floor":
+        keep = guard.value[0]  # the item that gives least makes room
+    elif guard.kind == "cap":
+        keep = -guard.value[0]
+    else:  # the one whose leaving keeps furthest from every target
+        total = gained + (guard.value * alive).sum(2).T + value
+        left = total[:, :, None] - guard.value.transpose(0, 1)  # (R, C', W)
+        floor, cap = guard.floor[:, :, None], guard.cap[:, :, None]
+        size = 1 + torch.where(torch.isfinite(floor), floor, cap).abs()
+        keep = -torch.minimum((left - floor) / size, (cap - left) / size).amin(1)
+    taken = guard.items == items[:, None]  # an item of the witness leaves itself
+    place = keep.masked_fill(taken, -torch.inf).masked_fill(~alive, torch.inf).argmin(1, keepdim=True)
     return alive.scatter(1, place, alive.gather(1, place) & (items < 0)[:, None])
 
 
@@ -122,6 +133,12 @@ def slack_of(target: Tensor) -> Tensor:
 
 
 # ---- finding the witness --------------------------------------------------------------------------------
+
+
+def _run(columns: list[int]) -> slice | list[int]:
+    """The columns as a slice where they are consecutive: taking them is then free."""
+    first, last = columns[0], columns[-1] + 1
+    return slice(first, last) if list(columns) == list(range(first, last)) else list(columns)
 
 
 def _kind(floor: Tensor, cap: Tensor) -> str:

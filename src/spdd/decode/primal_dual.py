@@ -31,6 +31,7 @@ class Promises(NamedTuple):
 
     column: tuple[int, ...]
     sign: Tensor  # (P,)
+    onto: Tensor  # (P, C) 1 where promise p is about objective c
     share: Tensor  # (R, P)
     rate: Tensor  # (R, P)
     ceiling: Tensor  # (R, P) a price never exceeds this
@@ -47,6 +48,7 @@ class Problem(NamedTuple):
     guarded:  whether targets are promised; `guard` holds the witness for objectives with fixed values
     combine:  (relevance (R, N), value (C, 1 or R, N), price (R, C)) -> scores (R, N)
     pace:     "even" compares each choice with target / slots, "remaining" with what is missing / slots left
+    bonus:    chosen (R, K) -> (R, M) added to the scores of all items: what a rival likes about a slate; or None
     """
 
     slots: int
@@ -61,6 +63,7 @@ class Problem(NamedTuple):
     guard: Guard | None
     combine: Callable[[Tensor, Tensor, Tensor], Tensor]
     pace: str = "even"
+    bonus: Callable[[Tensor], Tensor] | None = None
 
 
 class State(NamedTuple):
@@ -97,7 +100,7 @@ def price(problem: Problem, state: State, logits: Tensor) -> Tensor:
     """(R, M) priced scores of every item, -inf where an item may not be chosen. logits: (R, M)"""
     norm = normaliser(problem.scale, logits, problem.eligible)
     value = value_now(problem, state)
-    scores = problem.combine(relevance(problem.scale, logits, norm), value, net_price(problem, state))
+    scores = score(problem, state, relevance(problem.scale, logits, norm), value, net_price(problem, state))
     return bar(problem, state, value, open_items(problem, state), scores)
 
 
@@ -106,29 +109,29 @@ def advance(problem: Problem, state: State, items: Tensor, value: Tensor | None 
 
     items: (R,); -1 leaves a row as it was.  value: (R, C) what the items give, where the caller knows it
     """
-    took = items >= 0
+    took = (items >= 0)[:, None]
     if value is None:
         place = items.clamp_min(0)[None, :, None].expand(problem.value.shape[0], -1, 1)
         now = value_now(problem, state)
         value = now.expand(-1, len(items), -1).gather(2, place)[:, :, 0].T  # (R, C)
-    value = value * took[:, None]
+    value = value * took
     promises = problem.promises
-    column = list(promises.column)
     due = promises.share
+    per_promise = value @ promises.onto.T
     if problem.pace == "remaining":
-        target = due * problem.slots
-        due = (target - state.gained[:, column]) / (problem.slots - state.count).clamp_min(1)[:, None]
+        missing = due * problem.slots - state.gained @ promises.onto.T
+        due = missing / (problem.slots - state.count).clamp_min(1)[:, None]
     alive = state.alive
     if problem.guard:
-        guarded = list(problem.guard.columns)
+        guarded = problem.guard.columns
         alive = guards.advance(problem.guard, alive, state.gained[:, guarded], items, value[:, guarded])
     slot = state.count.clamp_max(problem.slots - 1)[:, None]
     return State(
-        state.chosen.scatter(1, slot, torch.where(took, items, state.chosen.gather(1, slot)[:, 0])[:, None]),
-        state.count + took,
+        state.chosen.scatter(1, slot, torch.where(took, items[:, None], state.chosen.gather(1, slot))),
+        state.count + took[:, 0],
         state.gained + value,
         state.initial,
-        state.excess + (value[:, column] - due) * took[:, None],
+        state.excess + (per_promise - due) * took,
         alive,
     )
 
@@ -154,14 +157,16 @@ def dual(problem: Problem, state: State) -> Tensor:
 
 def net_price(problem: Problem, state: State) -> Tensor:
     """(R, C) what one unit of each objective adds to a score: the floor's price less the cap's."""
-    promises = problem.promises
-    net = torch.zeros_like(problem.floor)
-    if not promises.column:
-        return net
-    return net.index_add(1, torch.tensor(promises.column, device=net.device), dual(problem, state) * promises.sign)
+    return (dual(problem, state) * problem.promises.sign) @ problem.promises.onto
 
 
 # ---- parts of `price` that search uses on a few columns ---------------------------------------------------
+
+
+def score(problem: Problem, state: State, relevance: Tensor, value: Tensor, price: Tensor) -> Tensor:
+    """(R, N) priced scores, before anything is barred. A bonus needs the columns to be all items."""
+    scores = problem.combine(relevance, value, price)
+    return scores if problem.bonus is None else scores + problem.bonus(state.chosen)
 
 
 def value_now(problem: Problem, state: State) -> Tensor:
@@ -194,7 +199,7 @@ def _allowed(problem, state, value, open_):
     """(R, N) the items every promise allows; where there are none, promises are let go, the least proven first."""
     allowed = open_
     if problem.guard:
-        guarded = list(problem.guard.columns)
+        guarded = problem.guard.columns
         kept = guards.admissible(problem.guard, state.alive, state.gained[:, guarded], value[guarded])
         allowed = _prefer(allowed & kept, allowed)
     for column, _ in problem.moving:

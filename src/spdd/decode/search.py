@@ -68,29 +68,37 @@ class Steps(NamedTuple):
     cost: Tensor | None
 
 
-def run(problem: Problem, state: State, look: Callable[[State], View], move: Callable[[Tensor], None], sampling=None, trace=False):
+def run(
+    problem: Problem,
+    state: State,
+    look: Callable[[State], View],
+    move: Callable[[Tensor, Tensor], None],
+    sampling=None,
+    trace=False,
+):
     """The final state and the steps that led to it. look: what a slot sees. move: tells the model what was chosen."""
     steps = []
     for slot in range(problem.slots):
         view = look(state)
         price = primal_dual.net_price(problem, state)
-        scores = problem.combine(view.relevance, view.value, price)
+        scores = primal_dual.score(problem, state, view.relevance, view.value, price)
         scores = primal_dual.bar(problem, state, view.value, view.open, scores)
         drawn = scores if sampling is None else _perturb(problem, scores, view, slot, sampling)
-        place = drawn.argmax(1, keepdim=True)  # the first of equals: lowest item number
+        place = _lowest_of_best(drawn, view.items)
         taken = scores.gather(1, place) > -torch.inf
         items = (place if view.items is None else view.items.gather(1, place)).where(taken, -1)[:, 0]
         relevance = view.relevance.gather(1, place).where(taken, torch.nan)
         value = view.value.expand(-1, len(items), -1).gather(2, place.expand(len(view.value), -1, -1))[:, :, 0].T
         step = [items[:, None], relevance]
         if trace:
-            best, plain = view.relevance.masked_fill(~view.open, -torch.inf).max(1, keepdim=True)
-            plain = plain if view.items is None else view.items.gather(1, plain)
-            step += [price[:, None], state.gained[:, None], plain.where(taken, -1), best - relevance]
+            at_zero = view.relevance.masked_fill(~view.open, -torch.inf)
+            best = _lowest_of_best(at_zero, view.items)
+            plain = (best if view.items is None else view.items.gather(1, best)).where(taken, -1)
+            step += [price[:, None], state.gained[:, None], plain, at_zero.gather(1, best) - relevance]
         steps.append(step)
         state = primal_dual.advance(problem, state, items, value)
         if slot + 1 < problem.slots:
-            move(items)
+            move(items, place)
     columns = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
     return state, Steps(*columns, *[None] * (6 - len(columns)))
 
@@ -108,6 +116,14 @@ def pad_front(histories: Any, device=None) -> Tensor:
         if len(items):
             row[-len(items) :] = items
     return out
+
+
+def _lowest_of_best(scores: Tensor, items: Tensor | None) -> Tensor:
+    """(R, 1) column of the best score; of equal ones, that of the lowest item number."""
+    if items is None:
+        return scores.argmax(1, keepdim=True)  # the first, which is the lowest
+    tied = scores == scores.amax(1, keepdim=True)
+    return items.masked_fill(~tied, torch.iinfo(torch.int64).max).argmin(1, keepdim=True)
 
 
 # ---- drawing ----------------------------------------------------------------------------------------------

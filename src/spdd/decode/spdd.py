@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..slate import Slate
 from .decoder import Decoder, Settings
@@ -89,7 +88,13 @@ class SPDD(Decoder):
             own = [p for p in range(len(column)) if p not in shared]
             if own:
                 prices[:, own] = warm_prices(
-                    view.relevance, view.value, view.open, target[:, own], [column[p] for p in own], sign[own], self.slots
+                    view.relevance,
+                    view.value,
+                    view.open,
+                    target[:, own],
+                    [column[p] for p in own],
+                    sign[own],
+                    self.slots,
                 )
                 if not self.guard:
                     prices = prices.clamp_min(1e-6)  # a multiplicative step cannot leave 0
@@ -97,7 +102,8 @@ class SPDD(Decoder):
             prices = torch.full_like(target, self.start)
         if shared:
             if not self.traffic.price:
-                self.traffic = self.traffic.begun(self._first_shared(shared, prices, target, view, column, sign))
+                first = self._first_shared(shared, prices, target, view, column, sign)
+                self.traffic = self.traffic.begun(first, _unit(view, self.slots))
             prices[:, shared] = torch.tensor(self.traffic.price, dtype=torch.float64, device=prices.device)
         return prices
 
@@ -141,7 +147,15 @@ class SPDD(Decoder):
         return tuple(names), tuple(targets)
 
 
+def _unit(view, slots: int) -> float:
+    """What a price is measured in: the spread of relevance over a plain slate, averaged over rows."""
+    best = view.relevance.masked_fill(~view.open, -torch.inf).topk(min(slots + 1, view.relevance.shape[1]), 1).values
+    least = best.masked_fill(torch.isinf(best), torch.inf).amin(1)
+    spread = (best[:, 0] - least).nan_to_num(0.0, 0.0, 0.0).mean().item()
+    return spread if spread > 0 else 1.0
+
+
 def _number(given: Any, name: str, what: str) -> float:
-    if isinstance(given, (bool, str)) or not np.isscalar(given) or not 0 <= float(given) < np.inf:
+    if isinstance(given, (bool, str)) or not isinstance(given, int | float | np.number) or not 0 <= given < np.inf:
         raise ValueError(f"`{name}` must be {what}, finite and not negative, got {given!r}.")
     return float(given)

@@ -16,7 +16,9 @@ STEPS = 40  # halvings of a price's bracket
 RANGE = 1e6  # prices are sought between spread / RANGE and spread * RANGE
 
 
-def warm_prices(relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor, column, sign: Tensor, slots: int) -> Tensor:
+def warm_prices(
+    relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor, column, sign: Tensor, slots: int
+) -> Tensor:
     """(R, P) prices of P promises.
 
     relevance, open_: (R, N).  value: (C, 1 or R, N).  target: (R, P) value units a slate can really reach
@@ -27,10 +29,14 @@ def warm_prices(relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor,
     return _bisect(relevance, value, open_, target, column, sign, size)
 
 
-def traffic_prices(relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor, column, sign: Tensor, slots: int) -> Tensor:
+def traffic_prices(
+    relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor, column, sign: Tensor, slots: int
+) -> Tensor:
     """(P,) prices, shared by all rows, whose static top-K keeps the targets on average. target: (P,)"""
     rows = len(relevance)
-    prices = _bisect(relevance, value, open_, target.expand(rows, -1), column, sign, min(slots, relevance.shape[1]), shared=True)
+    prices = _bisect(
+        relevance, value, open_, target.expand(rows, -1), column, sign, min(slots, relevance.shape[1]), shared=True
+    )
     return prices[0]
 
 
@@ -59,7 +65,11 @@ def _bisect(relevance, value, open_, target, column, sign, size, shared=False):
     rows, promises = len(relevance), len(column)
     finite = relevance.masked_fill(~open_, -torch.inf)
     top = finite.amax(1, keepdim=True)
-    spread = (top - relevance.masked_fill(~open_, torch.inf).amin(1, keepdim=True)).clamp_min(1e-12).nan_to_num(1.0, 1.0, 1.0)
+    spread = (
+        (top - relevance.masked_fill(~open_, torch.inf).amin(1, keepdim=True))
+        .clamp_min(1e-12)
+        .nan_to_num(1.0, 1.0, 1.0)
+    )
     spread = spread.clamp_max(1e12)
     if shared:
         spread = spread.mean(0, keepdim=True).expand(rows, -1)

@@ -21,6 +21,7 @@ class Groups(NamedTuple):
 
     level:   (G, C) the value every item of the group has
     member:  (M,) group of each item
+    size:    how many items each group has
     order:   (P,) items by group, ascending inside a group; padding repeats item 0
     padding: (D,) the places in `order` that are padding
     blocks:  G + 1 block numbers where groups start
@@ -28,6 +29,7 @@ class Groups(NamedTuple):
 
     level: Tensor
     member: Tensor
+    size: tuple[int, ...]
     order: Tensor
     padding: Tensor
     blocks: tuple[int, ...]
@@ -51,10 +53,12 @@ def group_items(value: Tensor, most: int) -> Groups | None:
         padding.append(torch.arange(place + len(part), place + len(part) + pad, device=value.device))
         place += len(part) + pad
         blocks.append(place // BLOCK)
-    return Groups(level, member, torch.cat(order), torch.cat(padding), tuple(blocks))
+    return Groups(level, member, tuple(count.tolist()), torch.cat(order), torch.cat(padding), tuple(blocks))
 
 
-def grouped_topk(logits: Tensor, groups: Groups, k: int, eligible: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def grouped_topk(
+    logits: Tensor, groups: Groups, k: int, eligible: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The k best items of each group: their logits, item numbers and groups; each (R, N), N <= G * k.
 
     Equal logits go to the lower item number. Where a group has fewer than k eligible items, -inf and -1.
@@ -66,8 +70,8 @@ def grouped_topk(logits: Tensor, groups: Groups, k: int, eligible: Tensor | None
         for i, part in enumerate(logits.split(rows))
     ]
     best, items = (torch.cat(x) for x in zip(*parts, strict=True))
-    widths = [min(k, BLOCK * (end - start)) for start, end in _spans(groups)]
-    group = torch.arange(len(widths), device=logits.device).repeat_interleave(torch.tensor(widths, device=logits.device))
+    widths = torch.tensor([min(k, BLOCK * (end - start)) for start, end in _spans(groups)], device=logits.device)
+    group = torch.arange(len(widths), device=logits.device).repeat_interleave(widths)
     return best, items.masked_fill(best == -torch.inf, -1), group.expand_as(items)
 
 

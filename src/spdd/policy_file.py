@@ -1,0 +1,545 @@
+"""One TOML or JSON file that says a whole policy: the decoder, its settings, the slots, the objectives.
+
+The command line, services and engines read the same file. It names columns, not numbers: what they hold comes
+later, from a table, a batch or a request. Everything is checked when the file is read, decoder settings too,
+so that a wrong word is refused before any work starts. The texts of the command line ("new>=3") are read here
+as well, because they say the same things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+import spdd
+
+if TYPE_CHECKING:
+    from .decode.decoder import Decoder
+    from .objective import Objective
+
+# The names people type, and the class of the front door each stands for.
+DECODERS = {
+    "spdd": "SPDD",
+    "must-fill": "MustFill",
+    "greedy": "Greedy",
+    "wa": "WA",
+    "epr": "EPR",
+    "bandit-ucb": "BanditUCB",
+    "bandit-ts": "BanditTS",
+    "mmr": "MMR",
+    "dpp": "DPP",
+    "calibrated": "Calibrated",
+}
+
+Number = StrictInt | StrictFloat
+Target = Number | StrictStr  # value units per slate, or "30%" of the slots
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class _Named(_Strict):
+    name: StrictStr = Field(min_length=1, description="What people call the objective; also a column of the output.")
+    rate: Number | None = Field(None, description="How fast its price moves, where that differs from the decoder's.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns its value is made of."""
+        return (getattr(self, "column", None) or self.name,)
+
+    def objective(self) -> Objective:
+        """As decoders take it, with the column's name in place of the value."""
+        given = {k: v for k, v in self if k in ("rate", "at_least", "at_most", "per")}
+        return spdd.Objective(self.name, value=self.columns[0], **given)
+
+    def value(self, columns: Mapping[str, Any]) -> Any:
+        """What to bind the objective to. columns: (M,) or (R, M) per column: numbers, or labels of any kind."""
+        raise NotImplementedError
+
+
+class _Targeted(_Named):
+    at_least: Target | None = Field(None, description='The floor per slate: value units, or "30%" of the slots.')
+    at_most: Target | None = Field(None, description="The cap per slate, said the same way.")
+    per: Literal["slate", "traffic", "both"] = Field(
+        "slate", description="Whether the targets bind every slate, the average over all slates served, or both."
+    )
+
+
+class ByValue(_Targeted):
+    """How much each item gives is a column of numbers."""
+
+    kind: Literal["value"] = "value"
+    column: StrictStr | None = Field(None, description="The column with the values; the objective's name if left out.")
+
+    def value(self, columns):
+        return columns[self.columns[0]]
+
+
+class PerGroup(_Named):
+    """At most so many items of one group: an artist, a brand, a seller."""
+
+    kind: Literal["per_group"]
+    column: StrictStr = Field(description="The column that says which group an item belongs to.")
+    most: StrictInt = Field(description="Items of one group a slate may hold.")
+
+    def objective(self):
+        return dataclasses.replace(super().objective(), at_most=0)
+
+    def value(self, columns):
+        return self.of(labels(columns[self.column]))
+
+    def of(self, groups: Any) -> Any:
+        """groups: (M,) or (R, M) whole numbers, -1 for none"""
+        return spdd.at_most_per_group(self.name, groups, self.most).value
+
+
+class Spacing(PerGroup):
+    """Items of one group stay apart: any `distance` slots in a row hold no group twice."""
+
+    kind: Literal["spacing"]
+    most: typing.ClassVar = None
+    distance: StrictInt = Field(description="How many slots in a row hold no group twice.")
+
+    def of(self, groups):
+        return spdd.spacing(self.name, groups, self.distance).value
+
+
+class _Categories(_Targeted):
+    column: StrictStr | None = Field(None, description="A column of labels: the one category an item belongs to.")
+    categories: tuple[StrictStr, ...] = Field(
+        (), alias="columns", description="Columns of numbers: how much of each category an item has."
+    )
+
+    @property
+    def columns(self):
+        return self.categories or super().columns
+
+    @model_validator(mode="after")
+    def _one_of_two(self):
+        if self.column is not None and self.categories:
+            raise ValueError("takes `column` (labels) or `columns` (numbers), not both")
+        return self
+
+    def value(self, columns):
+        if self.categories:
+            return self.of(np.stack([_array(columns[c]) for c in self.categories], -1))
+        return self.of(self.members(_array(columns[self.columns[0]])))
+
+    def members(self, given: np.ndarray) -> np.ndarray:
+        """(..., T) 1 where an item has the category. given: (...) labels"""
+        codes = labels(given)
+        return (codes[..., None] == np.arange(codes.max(initial=-1) + 1)).astype(np.float64)
+
+    def of(self, table: Any) -> Any:
+        """table: (M, T) or (R, M, T) how much of each category an item has"""
+        raise NotImplementedError
+
+
+class Coverage(_Categories):
+    """How many categories a slate covers, with less for those covered already."""
+
+    kind: Literal["coverage"]
+    concave: Literal["sqrt", "log"] | Number = Field(
+        "sqrt", description='How a category\'s items add up: "sqrt", "log", or a number c for min(sum, c).'
+    )
+
+    def of(self, table):
+        return spdd.coverage(table, self.concave)
+
+
+class Calibration(_Categories):
+    """How well a slate's mix of categories matches the mix that is wanted, from 0 to 1."""
+
+    kind: Literal["calibration"]
+    wanted: dict[StrictStr, Number] = Field(
+        min_length=1, description="The mix that is wanted, by label, or by column where `columns` is given."
+    )
+
+    @model_validator(mode="after")
+    def _known(self):
+        strange = [name for name in self.wanted if self.categories and name not in self.categories]
+        if strange:
+            raise ValueError(f"wants '{strange[0]}', which is none of its `columns`: {', '.join(self.categories)}")
+        return self
+
+    def members(self, given):
+        # Labels that nobody wants are no category: they can only take a slot from one that is wanted.
+        text = given.astype(str)
+        return np.stack([text == name for name in self.wanted], -1).astype(np.float64)
+
+    def of(self, table):
+        names = self.categories or tuple(self.wanted)
+        return spdd.calibration(table, [float(self.wanted.get(name, 0.0)) for name in names])
+
+
+def _kind(given: Any) -> str:
+    return str(given.get("kind", "value")) if isinstance(given, Mapping) else getattr(given, "kind", "value")
+
+
+Stated = Annotated[
+    Annotated[ByValue, Tag("value")]
+    | Annotated[PerGroup, Tag("per_group")]
+    | Annotated[Spacing, Tag("spacing")]
+    | Annotated[Coverage, Tag("coverage")]
+    | Annotated[Calibration, Tag("calibration")],
+    Discriminator(_kind),
+]
+
+
+class Policy(_Strict):
+    """A whole policy: which decoder, how it is set, how many slots, which objectives."""
+
+    decoder_name: Literal[*DECODERS] = Field("spdd", alias="decoder", description="Which decoder fills the slates.")
+    slots: StrictInt = Field(10, ge=1, description="Items per slate.")
+    objectives: tuple[Stated, ...] = Field((), description="What slates should have enough of, or not too much of.")
+    settings: dict[str, Any] = Field({}, description="Settings of the decoder, e.g. scale, rate, guard, weight.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column the objectives need, once each."""
+        return tuple(dict.fromkeys(c for o in self.objectives for c in o.columns))
+
+    def decoder(self, columns: Mapping[str, Any] | None = None) -> Decoder:
+        """The decoder. columns: (M,) or (R, M) numbers or labels by column name; without, `bind` gives values later.
+
+        >>> policy = Policy(slots=2, objectives=[{"name": "new", "at_least": 1}])
+        >>> policy.decoder({"new": [0, 0, 1]}).rerank(np.array([[3.0, 2.0, 1.0]])).items
+        array([[0, 2]])
+        """
+        check_settings(self.decoder_name, self.settings)
+        made = decoder_class(self.decoder_name)(
+            [o.objective() for o in self.objectives], slots=self.slots, **self.settings
+        )
+        return made if columns is None else made.bind(self.values(columns))
+
+    def values(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """What `Decoder.bind` takes: a value for each objective, by its name."""
+        for name in self.columns:
+            if name not in columns:
+                raise ValueError(f"`columns` must hold '{name}', which an objective is made of.{_near(name, columns)}")
+        return {o.name: o.value(columns) for o in self.objectives}
+
+
+# ---- reading ------------------------------------------------------------------------------------------------
+
+
+def read_policy(path: str | Path) -> Policy:
+    """The policy in a .toml or .json file, checked whole: its decoder can be built.
+
+    >>> _ = Path("policy.toml").write_text('slots = 5\\nobjectives = [{name = "new", at_least = "30%"}]')
+    >>> read_policy("policy.toml").decoder().objectives[0].at_least
+    '30%'
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in (".toml", ".json"):
+        raise ValueError(f"policy file '{path}' must end in .toml or .json, got '{path.suffix}'.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"policy file '{path}' must be UTF-8 text. Save it again as UTF-8.") from None
+    except OSError as error:
+        raise ValueError(f"policy file '{path}' cannot be read: {error.strerror or error}.") from None
+    try:
+        found = tomllib.loads(text) if suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
+    except ValueError as error:  # both decoders' errors are; they name line and column
+        raise ValueError(f"policy file '{path}' is not {suffix[1:].upper()}: {error}.") from None
+    return policy_of(found, f"policy file '{path}'")
+
+
+def policy_of(found: Any, where: str = "policy") -> Policy:
+    """The policy a mapping says, checked whole. where: how messages call it"""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{where} must hold keys like `slots` and `objectives`, got {_short(found)}.")
+    try:
+        policy = Policy.model_validate(dict(found))
+    except ValidationError as error:
+        raise ValueError("\n".join(_message(e, where) for e in error.errors())) from None
+    try:
+        policy.decoder()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    return policy
+
+
+def _once(pairs):
+    found = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key '{key}' is given twice in one object")
+        found[key] = value
+    return found
+
+
+MODELS = {"value": ByValue, "per_group": PerGroup, "spacing": Spacing, "coverage": Coverage, "calibration": Calibration}
+
+
+def _message(error: Mapping[str, Any], where: str) -> str:
+    """One line: where, which key, the rule, what came, the way out."""
+    at, model = [str(part) for part in error["loc"]], Policy
+    if at[:1] == ["objectives"] and len(at) > 2:
+        model = MODELS[at.pop(2)]
+    # Behind the key stand the kinds of a union that were tried: no business of the reader's.
+    depth = 3 if model is not Policy else 2 if at[:1] == ["objectives"] else 1
+    at, key = at[:depth], at[depth - 1 : depth]
+    path = re.sub(r"\.(\d+)", r"[\1]", ".".join(at))
+    came = _short(error["input"])
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    match error["type"]:
+        case "extra_forbidden":
+            rule = f"is no key here.{_near(key[0], known)}"
+        case "missing":
+            rule = f"is required in {came}."
+        case "union_tag_invalid":
+            rule = f"must have a `kind` of {', '.join(MODELS)}, got {came}."
+        case "literal_error":
+            rule = f"must be {error['ctx']['expected']}, got {came}.{_near(error['input'], DECODERS if path == 'decoder' else ())}"
+        case "value_error":
+            rule = f"{error['ctx']['error']}, got {came}."
+        case _:
+            rule = f"{_RULES.get(key[0] if key else '', 'must be right: ' + error['msg'].lower())}, got {came}."
+    return f"{where}: `{path}` {rule}"
+
+
+_RULES = {
+    "slots": "must be a whole number of at least 1",
+    "name": "must be a non-empty string",
+    "column": "must be the name of a column",
+    "columns": "must be a list of column names",
+    "at_least": 'must be a number or a percentage of the slots like "30%"',
+    "at_most": 'must be a number or a percentage of the slots like "30%"',
+    "rate": "must be a number",
+    "most": "must be a whole number of at least 1",
+    "distance": "must be a whole number of at least 2",
+    "concave": 'must be "sqrt", "log" or a number',
+    "wanted": "must give a number for each category, like {rock = 0.6, jazz = 0.4}",
+    "settings": "must be a table of settings, like {rate = 0.1}",
+    "objectives": "must be a list of objectives, each with a `name`",
+}
+
+
+# ---- decoders and their settings ------------------------------------------------------------------------------
+
+
+def decoder_class(name: str) -> type[Decoder]:
+    if name not in DECODERS:
+        raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got '{name}'.{_near(name, DECODERS)}")
+    return getattr(spdd, DECODERS[name])
+
+
+def settings_of(decoder: str) -> dict[str, Any]:
+    """The type of each setting the decoder takes, by name."""
+    made = decoder_class(decoder)
+    types = typing.get_type_hints(made)
+    return {f.name: types[f.name] for f in dataclasses.fields(made) if f.init and f.name not in ("objectives", "slots")}
+
+
+def check_settings(decoder: str, settings: Mapping[str, Any]) -> None:
+    """Names and types; the decoder itself checks the rest."""
+    known = settings_of(decoder)
+    for name, given in settings.items():
+        if name not in known:
+            raise ValueError(f"decoder '{decoder}' has no setting '{name}'.{_near(name, known)}")
+        try:
+            TypeAdapter(known[name]).validate_python(given, strict=True)
+        except ValidationError as error:
+            rule = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise ValueError(f"setting '{name}' of decoder '{decoder}' must be {rule}, got {_short(given)}.") from None
+
+
+def amended(
+    policy: Policy,
+    *,
+    decoder: str | None = None,
+    slots: int | None = None,
+    objectives: Sequence[Mapping[str, Any]] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Policy:
+    """The policy with what the command line says instead.
+
+    An objective the policy has already gets the new floor or cap and keeps the rest; others are added. With
+    another decoder, only those of the policy's settings are kept that it has too.
+    """
+    found = policy.model_dump(by_alias=True, exclude_defaults=True)
+    kept = dict(policy.settings)
+    if decoder is not None:
+        known = settings_of(decoder)
+        found["decoder"] = decoder
+        kept = {name: given for name, given in kept.items() if name in known or decoder == policy.decoder_name}
+    if slots is not None:
+        found["slots"] = slots
+    stated = {o.name: o.model_dump(by_alias=True, exclude_unset=True) for o in policy.objectives}
+    for objective in objectives:
+        stated[objective["name"]] = {**stated.get(objective["name"], {}), **objective}
+    return policy_of({**found, "objectives": list(stated.values()), "settings": {**kept, **(settings or {})}}, "command line")
+
+
+# ---- the texts of the command line ------------------------------------------------------------------------------
+
+_NUMBER = r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?|[+-]?(?:nan|inf)"
+_AFTER = re.compile(rf"(?P<name>.*\S)\s*(?P<sign>>=|<=|≥|≤)\s*(?P<target>{_NUMBER})$", re.DOTALL)
+_BEFORE = re.compile(rf"(?P<target>{_NUMBER})\s*(?P<sign>>=|<=|≥|≤)\s*(?P<name>.*\S)$", re.DOTALL)
+_PER = re.compile(r"(?P<rest>.*\S)\s+per\s+(?P<per>slate|traffic|both)$", re.DOTALL)
+_SIDE = {">=": "at_least", "≥": "at_least", "<=": "at_most", "≤": "at_most"}
+_TURNED = {"at_least": "at_most", "at_most": "at_least"}
+
+
+def parse_objective(text: str) -> dict[str, Any]:
+    """What an objective's text says, in the words of a policy file.
+
+    >>> parse_objective("new creators>=3")
+    {'name': 'new creators', 'at_least': 3}
+    >>> parse_objective("10% <= new <= 30% per traffic")
+    {'name': 'new', 'at_most': '30%', 'at_least': '10%', 'per': 'traffic'}
+    """
+    rest = text.strip()
+    per = _PER.match(rest)
+    if per:
+        rest = per["rest"]
+    found: dict[str, Any] = {}
+    after = _AFTER.match(rest)
+    if after:
+        found[_SIDE[after["sign"]]] = _target(after["target"])
+        rest = after["name"]
+    before = _BEFORE.match(rest)
+    if before:
+        side = _TURNED[_SIDE[before["sign"]]]
+        if side in found:
+            raise ValueError(f"objective '{text}' states two {'floors' if side == 'at_least' else 'caps'}. Give one.")
+        found[side] = _target(before["target"])
+        rest = before["name"]
+    if not found:
+        raise ValueError(
+            f"objective must read like 'new creators>=3', 'margin<=2.5', 'new>=30%', '2<=new<=4' or "
+            f"'new>=3 per traffic', got '{text}'."
+        )
+    return {"name": rest, **found, **({"per": per["per"]} if per else {})}
+
+
+def parse_objectives(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """All of them; a floor and a cap stated apart become one objective.
+
+    >>> parse_objectives(["new>=2", "new<=4"])
+    [{'name': 'new', 'at_least': 2, 'at_most': 4}]
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        found = parse_objective(text)
+        held = merged.setdefault(found["name"], {})
+        for key in held.keys() & found.keys() - {"name"}:
+            if held[key] != found[key]:
+                words = {"at_least": "floor", "at_most": "cap", "per": "`per`"}
+                raise ValueError(f"objective '{found['name']}' has two values for its {words[key]}, {held[key]} and {found[key]}. Give one.")
+        held.update(found)
+    return list(merged.values())
+
+
+def parse_per_group(text: str) -> dict[str, Any]:
+    """What --at-most-per says.
+
+    >>> parse_per_group("artist<=2")
+    {'name': 'at most 2 per artist', 'kind': 'per_group', 'column': 'artist', 'most': 2}
+    """
+    found = re.fullmatch(r"(?P<column>.*\S)\s*(?:<=|≤)\s*(?P<most>\d+)", text.strip(), re.DOTALL)
+    if not found or int(found["most"]) < 1:
+        raise ValueError(f"--at-most-per must read like 'artist<=2', a column and a whole number of at least 1, got '{text}'.")
+    column, most = found["column"], int(found["most"])
+    return {"name": f"at most {most} per {column}", "kind": "per_group", "column": column, "most": most}
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Name and value of a setting: a TOML value, or else the text as it stands.
+
+    >>> parse_setting("rate=0.2"), parse_setting("scale=probability"), parse_setting("weight=[0.2, 0.1]")
+    (('rate', 0.2), ('scale', 'probability'), ('weight', [0.2, 0.1]))
+    """
+    name, sign, value = (part.strip() for part in text.partition("="))
+    if not name or not sign or not value:
+        raise ValueError(f"--set must read like 'rate=0.2', got '{text}'.")
+    try:
+        found = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return name, value
+    return name, found["value"] if len(found) == 1 else value
+
+
+def _target(text: str) -> float | int | str:
+    text = text.replace("_", "").replace(" ", "")
+    if text.endswith("%"):
+        return text
+    number = float(text)
+    return int(number) if math.isfinite(number) and number == int(number) else number
+
+
+# ---- labels, words ----------------------------------------------------------------------------------------------
+
+
+def labels(given: Any) -> np.ndarray:
+    """Whole numbers that tell groups apart. given: labels of any kind; whole numbers stay as they are."""
+    array = _array(given)
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64)
+    return np.unique(array.astype(str), return_inverse=True)[1].reshape(array.shape)
+
+
+def _array(given: Any) -> np.ndarray:
+    return given.detach().cpu().numpy() if hasattr(given, "detach") else np.asarray(given)
+
+
+def _near(name: Any, known: Iterable[str]) -> str:
+    """' Did you mean ...?', or what there is."""
+    known = list(known)
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) or [k for k in known if k.lower() == str(name).lower()]
+    if close:
+        return f" Did you mean {' or '.join(f'`{c}`' for c in close)}?"
+    if not known:
+        return ""
+    more = f" and {len(known) - 12} more" if len(known) > 12 else ""
+    return f" There is: {', '.join(known[:12])}{more}."
+
+
+def _short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+__all__ = [
+    "DECODERS",
+    "Policy",
+    "amended",
+    "check_settings",
+    "decoder_class",
+    "labels",
+    "parse_objective",
+    "parse_objectives",
+    "parse_per_group",
+    "parse_setting",
+    "policy_of",
+    "read_policy",
+    "settings_of",
+]
