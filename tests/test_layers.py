@@ -15,7 +15,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spdd"
 
 # Left to right. Rooms on one line may know each other. A new room needs a place here.
 ROOMS = """
-errors objective relevance
+errors files objective relevance
+values
 slate
 kernels
 data

@@ -25,7 +25,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -100,30 +99,35 @@ class ByValue(_Targeted):
         return columns[self.columns[0]]
 
 
-class PerGroup(_Named):
-    """At most so many items of one group: an artist, a brand, a seller."""
-
-    kind: Literal["per_group"]
+class _Grouped(_Named):
     column: StrictStr = Field(description="The column that says which group an item belongs to.")
-    most: StrictInt = Field(description="Items of one group a slate may hold.")
 
     def objective(self):
-        return dataclasses.replace(super().objective(), at_most=0)
+        return dataclasses.replace(super().objective(), at_most=0)  # of items that break the rule
 
     def value(self, columns):
         return self.of(labels(columns[self.column]))
 
     def of(self, groups: Any) -> Any:
         """groups: (M,) or (R, M) whole numbers, -1 for none"""
+        raise NotImplementedError
+
+
+class PerGroup(_Grouped):
+    """At most so many items of one group: an artist, a brand, a seller."""
+
+    kind: Literal["per_group"]
+    most: StrictInt = Field(ge=1, description="Items of one group a slate may hold.")
+
+    def of(self, groups):
         return spdd.at_most_per_group(self.name, groups, self.most).value
 
 
-class Spacing(PerGroup):
+class Spacing(_Grouped):
     """Items of one group stay apart: any `distance` slots in a row hold no group twice."""
 
     kind: Literal["spacing"]
-    most: typing.ClassVar = None
-    distance: StrictInt = Field(description="How many slots in a row hold no group twice.")
+    distance: StrictInt = Field(ge=2, description="How many slots in a row hold no group twice.")
 
     def of(self, groups):
         return spdd.spacing(self.name, groups, self.distance).value
@@ -200,6 +204,8 @@ class Calibration(_Categories):
 def _kind(given: Any) -> str:
     return str(given.get("kind", "value")) if isinstance(given, Mapping) else getattr(given, "kind", "value")
 
+
+KINDS = {"value": ByValue, "per_group": PerGroup, "spacing": Spacing, "coverage": Coverage, "calibration": Calibration}
 
 Stated = Annotated[
     Annotated[ByValue, Tag("value")]
@@ -279,7 +285,7 @@ def policy_of(found: Any, where: str = "policy") -> Policy:
     try:
         policy = Policy.model_validate(dict(found))
     except ValidationError as error:
-        raise ValueError("\n".join(_message(e, where) for e in error.errors())) from None
+        raise ValueError("\n".join(dict.fromkeys(_message(e, where) for e in error.errors()))) from None
     try:
         policy.decoder()
     except (TypeError, ValueError) as error:
@@ -296,17 +302,14 @@ def _once(pairs):
     return found
 
 
-MODELS = {"value": ByValue, "per_group": PerGroup, "spacing": Spacing, "coverage": Coverage, "calibration": Calibration}
-
-
 def _message(error: Mapping[str, Any], where: str) -> str:
     """One line: where, which key, the rule, what came, the way out."""
     at, model = [str(part) for part in error["loc"]], Policy
     if at[:1] == ["objectives"] and len(at) > 2:
-        model = MODELS[at.pop(2)]
+        model = KINDS[at.pop(2)]
     # Behind the key stand the kinds of a union that were tried: no business of the reader's.
-    depth = 3 if model is not Policy else 2 if at[:1] == ["objectives"] else 1
-    at, key = at[:depth], at[depth - 1 : depth]
+    at = at[: 3 if model is not Policy else 2 if at[:1] == ["objectives"] else 1]
+    key = [part for part in at if not part.isdigit()][-1:] or [""]
     path = re.sub(r"\.(\d+)", r"[\1]", ".".join(at))
     came = _short(error["input"])
     known = [field.alias or name for name, field in model.model_fields.items()]
@@ -316,30 +319,31 @@ def _message(error: Mapping[str, Any], where: str) -> str:
         case "missing":
             rule = f"is required in {came}."
         case "union_tag_invalid":
-            rule = f"must have a `kind` of {', '.join(MODELS)}, got {came}."
-        case "literal_error":
-            rule = f"must be {error['ctx']['expected']}, got {came}.{_near(error['input'], DECODERS if path == 'decoder' else ())}"
+            rule = f"must have a `kind` of {', '.join(KINDS)}, got {came}."
         case "value_error":
             rule = f"{error['ctx']['error']}, got {came}."
+        case "literal_error" if path == "decoder":
+            rule = f"must be one of {', '.join(DECODERS)}, got {came}.{_near(error['input'], DECODERS)}"
         case _:
-            rule = f"{_RULES.get(key[0] if key else '', 'must be right: ' + error['msg'].lower())}, got {came}."
+            rule = f"must be {_RULES.get(key[0], error['msg'].lower())}, got {came}."
     return f"{where}: `{path}` {rule}"
 
 
 _RULES = {
-    "slots": "must be a whole number of at least 1",
-    "name": "must be a non-empty string",
-    "column": "must be the name of a column",
-    "columns": "must be a list of column names",
-    "at_least": 'must be a number or a percentage of the slots like "30%"',
-    "at_most": 'must be a number or a percentage of the slots like "30%"',
-    "rate": "must be a number",
-    "most": "must be a whole number of at least 1",
-    "distance": "must be a whole number of at least 2",
-    "concave": 'must be "sqrt", "log" or a number',
-    "wanted": "must give a number for each category, like {rock = 0.6, jazz = 0.4}",
-    "settings": "must be a table of settings, like {rate = 0.1}",
-    "objectives": "must be a list of objectives, each with a `name`",
+    "slots": "a whole number of at least 1",
+    "objectives": "a list of objectives, each with a `name`",
+    "settings": "a table of settings, like {rate = 0.1}",
+    "name": "a non-empty string",
+    "column": "the name of a column",
+    "columns": "a list of column names",
+    "at_least": 'a number or a percentage of the slots like "30%"',
+    "at_most": 'a number or a percentage of the slots like "30%"',
+    "per": "'slate', 'traffic' or 'both'",
+    "rate": "a number",
+    "most": "a whole number of at least 1",
+    "distance": "a whole number of at least 2",
+    "concave": "'sqrt', 'log' or a number",
+    "wanted": "a number for each category, like {rock = 0.6, jazz = 0.4}",
 }
 
 

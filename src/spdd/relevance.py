@@ -33,9 +33,9 @@ def normaliser(scale: str, logits: Tensor, eligible: Tensor | None = None) -> Te
         return None
     # In pieces that stay in the CPU's cache; a GPU takes all rows at once.
     rows = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
-    masks = [None] * -(-len(logits) // rows) if eligible is None else eligible.split(rows)
-    parts = [_normaliser(scale, part, mask) for part, mask in zip(logits.split(rows), masks, strict=True)]
-    return torch.cat(parts) if parts else logits.new_zeros(0, 1, dtype=torch.float64)
+    parts = logits.split(rows)
+    masks = [None] * len(parts) if eligible is None else eligible.split(rows)
+    return torch.cat([_normaliser(scale, part, mask) for part, mask in zip(parts, masks, strict=True)])
 
 
 def _normaliser(scale, logits, eligible):

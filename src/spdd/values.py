@@ -73,8 +73,8 @@ def at_most_per_group(name: str, groups: Any, most: int) -> Objective:
     tensor([[1., 1., 0., 0.]], dtype=torch.float64)
     """
     most = _whole(most, "most", 1, "To keep items out altogether, name them in `exclude`.")
-    labels, count = _labels(groups)
-    return Objective(name, GroupLimit(Placed(labels), count, most), at_most=0)
+    labels, known = number_groups(groups)
+    return Objective(name, GroupLimit(Placed(labels), len(known), most), at_most=0)
 
 
 def spacing(name: str, groups: Any, distance: int) -> Objective:
@@ -92,8 +92,9 @@ def spacing(name: str, groups: Any, distance: int) -> Objective:
     tensor([[0., 0., 0., 1., 1.]], dtype=torch.float64)
     """
     distance = _whole(distance, "distance", 2, "At 1 items of a group may be neighbours, which asks for nothing.")
-    labels, count = _labels(groups)
-    return Objective(name, Spacing(Placed(labels, _tally(labels, None, count)), count, distance), at_most=0)
+    labels, known = number_groups(groups)
+    stock = _tally(labels, torch.ones_like(labels), len(known))
+    return Objective(name, Spacing(Placed(labels, stock), len(known), distance), at_most=0)
 
 
 # ---- the functions an objective holds ---------------------------------------------------------------------
@@ -203,7 +204,8 @@ class Spacing(_Value):
         wait[:, self.groups] = 0
         left = stock - _tally(group, chosen >= 0, self.groups)
         barred = wait > 0
-        lost = self._lost(wait, left, (chosen.shape[1] - filled - 1).clamp_min(0))
+        after = torch.minimum(chosen.shape[1] - filled, left.sum(1, keepdim=True)) - 1
+        lost = self._lost(wait, left, after.clamp_min(0)) & (left > 0)
         safe = (left > 0) & ~barred & ~lost
         return _at(barred | (lost & safe.any(1, keepdim=True)), labels).double()
 
@@ -262,7 +264,9 @@ def mix(wanted: Any, table: Tensor) -> Tensor:
         )
     given = given.reshape(-1, given.shape[-1]).to(table.device)
     if table.dim() == 3 and len(given) not in (1, len(table)):
-        raise ValueError(f"`wanted` must have one line, or one per row of `table`: {len(table)} rows, got {len(given)} lines.")
+        raise ValueError(
+            f"`wanted` must have one line, or one per row of `table`: {len(table)} rows, got {len(given)} lines."
+        )
     total = given.sum(1, keepdim=True)
     if bool((total == 0).any()):
         row = int((total == 0).nonzero()[0, 0])
@@ -313,10 +317,9 @@ def _of(labels: Tensor, chosen: Tensor, none: int) -> Tensor:
     return group.masked_fill(chosen < 0, none)
 
 
-def _tally(labels: Tensor, counted: Tensor | None, groups: int) -> Tensor:
+def _tally(labels: Tensor, counted: Tensor, groups: int) -> Tensor:
     """(..., G + 1) how many of the counted `labels` (..., N) each group has."""
-    ones = torch.ones_like(labels) if counted is None else counted.to(labels.dtype)
-    return labels.new_zeros(*labels.shape[:-1], groups + 1).scatter_add(-1, labels, ones)
+    return labels.new_zeros(*labels.shape[:-1], groups + 1).scatter_add(-1, labels, counted.long())
 
 
 def _at(by_group: Tensor, labels: Tensor) -> Tensor:
@@ -346,23 +349,23 @@ def _numbers(given: Any, name: str, dims: tuple[int, ...], shape: str) -> Tensor
     return numbers
 
 
-def _labels(groups: Any) -> tuple[Tensor, int]:
-    """Labels 0, 1, 2, ... in place of the given ones, the label after the last for -1; and how many groups there are."""
+def number_groups(groups: Any, name: str = "groups") -> tuple[Tensor, Tensor]:
+    """Numbers 0, 1, 2, ... in place of the given ones, with the number after the last for -1; and the given ones, sorted."""
     try:
         given = groups.detach() if isinstance(groups, Tensor) else torch.as_tensor(np.asarray(groups))
     except (TypeError, ValueError):
         given = None
     if given is None or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise TypeError(
-            "`groups` must be whole numbers, one per item (-1 for no group), "
+            f"`{name}` must be whole numbers, one per item (-1 for none), "
             f"got {type(groups).__name__}{'' if given is None else f' of {given.dtype}'}. "
             "numpy.unique(names, return_inverse=True)[1] turns names into numbers."
         )
     if given.dim() not in (1, 2) or 0 in given.shape:
-        raise ValueError(f"`groups` must have shape (items,) or (rows, items), got {tuple(given.shape)}.")
+        raise ValueError(f"`{name}` must have shape (items,) or (rows, items), got {tuple(given.shape)}.")
     given = given.long()
     known = given[given != -1].unique()
-    return torch.searchsorted(known, given).masked_fill(given == -1, len(known)), len(known)
+    return torch.searchsorted(known, given).masked_fill(given == -1, len(known)), known
 
 
 def _whole(given: Any, name: str, least: int, otherwise: str) -> int:
@@ -381,13 +384,17 @@ def _curve(concave: Any, table: Tensor) -> Callable[[Tensor], Tensor]:
         return CURVES[concave]
     if not callable(concave):
         if isinstance(concave, bool) or not isinstance(concave, int | float | np.number) or not 0 < concave < np.inf:
-            raise ValueError(f"`concave` as a number caps every category: it must be finite and above 0, got {concave!r}.")
+            raise ValueError(
+                f"`concave` as a number caps every category: it must be finite and above 0, got {concave!r}."
+            )
         return partial(torch.clamp, max=float(concave))
     x = torch.linspace(0, 4 * max(1.0, table.max().item()), 65, dtype=torch.float64)
     y = concave(x)
     elementwise = isinstance(y, Tensor) and y.shape == x.shape and bool(torch.isfinite(y).all())
-    if not elementwise or not torch.allclose(concave(x.flip(0)), y.flip(0)):
-        raise ValueError("`concave` must be elementwise and finite: a tensor of numbers from 0 up in, as many numbers out.")
+    if not elementwise or not torch.allclose(concave(x[1:]), y[1:]):
+        raise ValueError(
+            "`concave` must be elementwise and finite: a tensor of numbers from 0 up in, as many numbers out."
+        )
     steps, slack = y.diff(), 1e-9 * (1 + y.abs().max())
     if bool((steps < -slack).any()) or bool((steps.diff() > slack).any()):
         raise ValueError(

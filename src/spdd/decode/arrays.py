@@ -52,7 +52,7 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
             )
         exclude = pad_front(histories)
     is_mask = getattr(exclude, "dtype", None) in (torch.bool, np.dtype(bool))
-    if not is_mask and isinstance(exclude, list) and exclude and isinstance(exclude[0], (bool, np.bool_)):
+    if not is_mask and _begins_with_bool(exclude):
         is_mask, exclude = True, np.asarray(exclude)
     if is_mask:
         mask = torch.as_tensor(exclude, device=logits.device)
@@ -60,9 +60,15 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
             raise ValueError(f"`exclude` must have shape ({count},) or ({rows}, {count}), got {tuple(mask.shape)}.")
         return (~mask).expand(rows, count)
     try:
-        items = pad_front(exclude).to(logits.device)
+        is_array = hasattr(exclude, "dtype")
+        whole = is_array or all(np.asarray(row).dtype.kind in "iu" for row in exclude if len(row))
+        items = torch.as_tensor(exclude) if is_array else pad_front(exclude)
+        whole = whole and not items.is_floating_point() and not items.is_complex()
+        items = pad_front(items).to(logits.device)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError("`exclude` must be a bool mask, or one list of item numbers per row.") from None
+        whole = False
+    if not whole:
+        raise TypeError("`exclude` must be a bool mask, or one list of item numbers per row.")
     if len(items) != rows:
         raise ValueError(f"`exclude` must hold one list of items per row: {rows} rows, got {len(items)} lists.")
     if items.numel() and (int(items.min()) < -1 or int(items.max()) >= count):
@@ -71,6 +77,13 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         )
     used = torch.zeros(rows, count + 1, dtype=torch.bool, device=logits.device)
     return ~used.scatter(1, items.remainder(count + 1), True)[:, :count]
+
+
+def _begins_with_bool(given: Any) -> bool:
+    """Whether lists (of lists) hold bools: True is a 1 too, and would name item 1."""
+    while isinstance(given, (list, tuple)) and len(given):
+        given = given[0]
+    return isinstance(given, (bool, np.bool_))
 
 
 def row_numbers(given: Any, rows: int, name: str) -> Tensor:
@@ -87,7 +100,7 @@ def sampling_of(temperature: Any, top_p: float, seed: Any, logits: Tensor) -> Sa
         if top_p != 1.0 or seed is not None:
             raise ValueError("`top_p` and `seed` belong to sampling: give `temperature` too, e.g. temperature=1.0.")
         return None
-    if not (isinstance(temperature, (int, float)) and 0 < temperature < np.inf):
+    if isinstance(temperature, bool) or not (isinstance(temperature, (int, float)) and 0 < temperature < np.inf):
         raise ValueError(
             f"`temperature` must be a positive number, got {temperature!r}. Leave it out to take the best item."
         )

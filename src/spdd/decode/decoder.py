@@ -22,6 +22,7 @@ from ..slate import Slate, Status, Trace
 from . import primal_dual
 from .arrays import check_logits, eligible_items, row_numbers, sampling_of
 from .guard import Reach, find_witness, slack_of
+from .polish import polish
 from .primal_dual import Problem, Promises, State, linear
 from .search import Model, Steps, View, run
 
@@ -126,6 +127,14 @@ class Decoder:
         """(R, P) prices of the first slot. target: (R, P) what can be reached of each. view: what the first slot sees."""
         return torch.zeros_like(target)
 
+    def ceiling(self, initial: Tensor, view: View) -> Tensor:
+        """(R, P) what prices may rise to."""
+        return torch.full_like(initial, torch.inf)
+
+    def polished(self, value: Tensor) -> bool:
+        """Whether slates from static scores end with exchanges of single items. value: (C, 1 or R, N)"""
+        return False
+
     def served(self, slate: Slate) -> Slate:
         """Called with every batch of slates before it is handed out."""
         return slate
@@ -135,32 +144,48 @@ class Decoder:
     def _static(self, logits, eligible, sampling, trace) -> Slate:
         value, groups = self._values(logits)
         norm = normaliser(self.scale, logits, eligible)
+        items = None
         if sampling is None and groups is not None and 2 * self.slots * len(groups.level) <= logits.shape[1]:
-            return self._by_groups(logits, groups, norm, eligible, trace)
+            best, items, near = _best_of_groups(logits, groups, self.slots, eligible)
+            eligible = items >= 0
+            logits = best.masked_fill(~eligible, 0)
+            if not self.polished(near):
+                return self._walk_groups(relevance(self.scale, logits, norm), near, eligible, items, groups, trace)
+            order = items.argsort(1)  # ascending item numbers: the first of equal scores is the lowest item
+            logits, items, eligible = (x.gather(1, order) for x in (logits, items, eligible))
+            value = near.gather(2, order.expand(len(near), -1, -1))
         worth = relevance(self.scale, logits, norm)
-        problem, reach, state = self._begin(value, eligible, View(worth, value, _all(eligible, worth), None))
+        view = View(worth, value, _all(eligible, worth), None, static=True)
+        problem, reach, begun = self._begin(value, eligible, view)
 
-        def look(state: State) -> View:
-            open_ = primal_dual.open_items(problem, state)
-            return View(worth, primal_dual.value_now(problem, state), open_, None)
+        def walk(problem: Problem, trace: bool):
+            def look(state: State) -> View:
+                open_ = primal_dual.open_items(problem, state)
+                return View(worth, primal_dual.value_now(problem, state), open_, None)
 
-        state, steps = run(problem, state, look, lambda chosen, place: None, sampling, trace)
-        return self._pack(problem, reach, state, steps)
+            return run(problem, begun, look, lambda chosen, place: None, sampling, trace)
 
-    def _by_groups(self, logits, groups, norm, eligible, trace) -> Slate:
+        again = sampling is None and problem.guard is not None and self.polished(value)
+        state, steps = walk(problem, trace and not again)
+        if again:
+            price = primal_dual.net_price(problem, begun)
+            priced = problem.combine(worth, value, price)
+            best = polish(worth, value, view.open, priced, problem.guard, steps.items)
+            # Walked once more over these items only, so that order, prices and trace are those of the slate.
+            state, steps = walk(problem._replace(eligible=best), trace)
+        return self._pack(problem, reach, state, _renamed(steps, items))
+
+    def _walk_groups(self, worth, value, found, items, groups, trace) -> Slate:
         """Static scores and few distinct values: of each group only the best item left can win a slot."""
-        best, items, member = grouped_topk(logits, groups, self.slots, eligible)
-        found = items >= 0
-        worth = relevance(self.scale, best.masked_fill(~found, 0), norm)
         level = groups.level.T[:, None]  # (C, 1, G)
-        problem, reach, state = self._begin(level, None, View(worth, groups.level.T[:, member], found, items))
-        first = (member[0] == torch.arange(len(groups.level), device=member.device)[:, None]).byte().argmax(1)
-        last = torch.cat([first[1:], first.new_tensor([member.shape[1]])])
-        next_ = first.expand(len(logits), -1)  # (R, G) column of each group's best item left
+        problem, reach, state = self._begin(level, None, View(worth, value, found, items, static=True))
+        width = [min(self.slots, size) for size in groups.size]
+        ends = torch.tensor(width, device=worth.device).cumsum(0)
+        next_ = (ends - ends.new_tensor(width)).expand(len(worth), -1)  # (R, G) column of each group's best item left
 
         def look(state: State) -> View:
-            column = next_.clamp_max(member.shape[1] - 1)
-            open_ = (next_ < last) & found.gather(1, column)
+            column = next_.clamp_max(worth.shape[1] - 1)
+            open_ = (next_ < ends) & found.gather(1, column)
             return View(worth.gather(1, column), level, open_, items.gather(1, column))
 
         def move(chosen: Tensor, place: Tensor) -> None:
@@ -281,12 +306,8 @@ class Decoder:
             first = primal_dual.start(problem, torch.zeros_like(rate))
             view = view._replace(value=primal_dual.value_now(problem, first))
         initial = self.first_prices(problem, target, view) if column else torch.zeros_like(rate)
-        problem = problem._replace(promises=promises._replace(ceiling=self.ceiling(problem, initial)))
+        problem = problem._replace(promises=promises._replace(ceiling=self.ceiling(initial, view)))
         return problem, reach, primal_dual.start(problem, initial)
-
-    def ceiling(self, problem: Problem, initial: Tensor) -> Tensor:
-        """(R, P) what prices may rise to."""
-        return torch.full_like(initial, torch.inf)
 
     def _targets(self, rows, device) -> tuple[Tensor, Tensor]:
         """(R, C) floors and caps in value units; -inf and inf where there are none."""
@@ -310,7 +331,7 @@ class Decoder:
         column, sign, target, rate = [], [], [], []
         for c, o in enumerate(self.objectives):
             if settings.priced == "objectives":
-                sides = [1.0]
+                sides = [-1.0 if o.at_least is None and o.at_most is not None else 1.0]  # less is wanted of a mere cap
             elif settings.priced == "targets":
                 sides = [1.0] * (o.at_least is not None) + [-1.0] * (o.at_most is not None)
             else:
@@ -357,12 +378,12 @@ class Decoder:
             else state.gained
         )
         story = None
-        if steps.price is not None:
+        if steps.story is not None:
             caps_only = [c in first and problem.promises.sign[first[c]] < 0 for c in range(count)]
             turn = torch.tensor([-1.0 if x else 1.0 for x in caps_only], dtype=torch.float64, device=price.device)
             target = torch.where(torch.isfinite(problem.floor), problem.floor, problem.cap)
-            slack = (target[:, None] - steps.gained).nan_to_num(posinf=torch.nan)
-            story = Trace(steps.price * turn, slack, steps.plain, steps.cost)
+            slack = (target[:, None] - steps.story.gained).nan_to_num(posinf=torch.nan)
+            story = Trace(steps.story.price * turn, slack, steps.story.plain, steps.story.cost)
         return self.served(
             Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story)
         )
@@ -383,3 +404,15 @@ def _best_of_groups(logits, groups, depth, open_):
 
 def _all(eligible, like):
     return torch.ones(like.shape, dtype=torch.bool, device=like.device) if eligible is None else eligible
+
+
+def _renamed(steps: Steps, items: Tensor | None) -> Steps:
+    """The steps with columns turned into item numbers."""
+    if items is None:
+        return steps
+
+    def name(columns: Tensor) -> Tensor:
+        return items.gather(1, columns.clamp_min(0)).where(columns >= 0, -1)
+
+    story = steps.story and steps.story._replace(plain=name(steps.story.plain))
+    return steps._replace(items=name(steps.items), story=story)

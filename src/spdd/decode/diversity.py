@@ -34,7 +34,8 @@ class Diverse(Decoder):
 
     def __post_init__(self):
         super().__post_init__()
-        self._price = price_of(self.weight)
+        weight = in_range(self.weight, "weight", 0, 1, "a number in [0, 1), 0 being relevance alone")
+        self._price = weight / (1 - weight)  # of one unit of the bonus, in units of relevance
 
     def settings(self, rows):
         return Settings(bonus=self._bonus())
@@ -77,7 +78,9 @@ class MMR(Diverse):
         return (self._alike.items,)
 
     def _bonus(self):
-        return Running(self._none, self._nearer, lambda nearest: -self._price * nearest.masked_fill(nearest < -1e300, 0))
+        return Running(
+            self._none, self._nearer, lambda nearest: -self._price * nearest.masked_fill(nearest < -1e300, 0)
+        )
 
     def _none(self, chosen):
         return torch.full((len(chosen), self._alike.items), -torch.inf, dtype=torch.float64, device=chosen.device)
@@ -146,8 +149,7 @@ class Calibrated(Diverse):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.smooth, (bool, str)) or not np.isscalar(self.smooth) or not 0 < self.smooth < 1:
-            raise ValueError(f"`smooth` must be a number above 0 and below 1, got {self.smooth!r}.")
+        in_range(self.smooth, "smooth", 1e-12, 1, "a number above 0 and below 1")
         parts = members(self.table, "table", split=True)
         self._placed = Placed(*parts, mix(self.wanted, parts.table))
 
@@ -219,32 +221,28 @@ class Running:
 
     def __init__(self, begin: Callable, add: Callable, read: Callable):
         self.begin, self.add, self.read = begin, add, read
-        self.seen, self.memory = None, None
+        self.seen: Tensor | None = None
+        self.memory: Any = None
 
     def __call__(self, chosen: Tensor) -> Tensor:
         filled = int((chosen >= 0).any(0).sum())
-        if not self._goes_on(chosen[:, :filled]):
-            self.seen, self.memory = chosen[:, :0], self.begin(chosen)
-        for items in chosen[:, self.seen.shape[1] : filled].unbind(1):
+        known = 0 if self.seen is None else self.seen.shape[1]
+        if known > filled or self.seen is None or not torch.equal(self.seen, chosen[:, :known]):
+            known, self.memory = 0, self.begin(chosen)
+        for items in chosen[:, known:filled].unbind(1):
             self.memory = self.add(self.memory, items)
         self.seen = chosen[:, :filled]
         return self.read(self.memory)
-
-    def _goes_on(self, chosen: Tensor) -> bool:
-        seen = self.seen
-        if seen is None or len(seen) != len(chosen) or seen.shape[1] > chosen.shape[1]:
-            return False
-        return torch.equal(seen, chosen[:, : seen.shape[1]])
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------
 
 
-def price_of(weight: Any) -> float:
-    """w / (1 - w): what one unit is worth in units of relevance."""
-    if isinstance(weight, (bool, str)) or not np.isscalar(weight) or not 0 <= weight < 1:
-        raise ValueError(f"`weight` must be a number in [0, 1), got {weight!r}. 0 is relevance alone.")
-    return float(weight / (1 - weight))
+def in_range(given: Any, name: str, low: float, high: float, rule: str) -> float:
+    """A number of at least `low` and below `high`."""
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not low <= given < high:
+        raise ValueError(f"`{name}` must be {rule}, got {given!r}.")
+    return float(given)
 
 
 def _matrix(given: Any, name: str) -> Tensor:

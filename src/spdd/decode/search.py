@@ -41,12 +41,17 @@ class FromCallable(NamedTuple):
 
 
 class View(NamedTuple):
-    """The columns a slot is chosen from. items: (R, N) their item numbers, or None where column = item."""
+    """The columns a slot is chosen from.
+
+    items:  (R, N) their item numbers, or None where column = item
+    static: whether the scores stay as they are while the slate fills
+    """
 
     relevance: Tensor
     value: Tensor
     open: Tensor
     items: Tensor | None
+    static: bool = False
 
 
 class Sampling(NamedTuple):
@@ -57,15 +62,21 @@ class Sampling(NamedTuple):
     seed: Tensor
 
 
+class Story(NamedTuple):
+    """Why each slot holds what it holds: price, value gained before it (R, K, C); plain winner, its lead (R, K)."""
+
+    price: Tensor
+    gained: Tensor
+    plain: Tensor
+    cost: Tensor
+
+
 class Steps(NamedTuple):
-    """What happened in each slot; every entry (R, K) or (R, K, C)."""
+    """What happened in each slot. items, relevance: (R, K)"""
 
     items: Tensor
     relevance: Tensor
-    price: Tensor | None
-    gained: Tensor | None
-    plain: Tensor | None
-    cost: Tensor | None
+    story: Story | None
 
 
 def run(
@@ -100,7 +111,7 @@ def run(
         if slot + 1 < problem.slots:
             move(items, place)
     columns = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
-    return state, Steps(*columns, *[None] * (6 - len(columns)))
+    return state, Steps(columns[0], columns[1], Story(*columns[2:]) if trace else None)
 
 
 def pad_front(histories: Any, device=None) -> Tensor:

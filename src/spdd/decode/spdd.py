@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..objective import Objective
+from ..relevance import LOG_SCALES
 from ..slate import Slate
 from .decoder import Decoder, Settings
 from .traffic import Traffic
-from .warm import traffic_prices, warm_prices
+from .warm import is_binary, traffic_prices, warm_prices
+
+# The price, in nats, from which models are decoded on log scales unless told otherwise: measured on two data sets
+# (docs/defaults.md). A price that meets the floor by itself would move the context of everything that follows.
+MODEL_START = 0.3
 
 
 @dataclass(eq=False)
@@ -36,7 +42,8 @@ class SPDD(Decoder):
     objectives: what slates should have; floors and caps of each
     slots:  items per slate
     scale:  how relevance is expressed before prices are added; see `spdd.SCALES`
-    start:  the first price: "warm" (the smallest that would do if scores stood still) or a number
+    start:  the first price: "warm" (the smallest that would do if scores stood still), a number, or "auto": warm
+            for `rerank`, where it is optimal, and for `generate` what measured best there (MODEL_START)
     rate:   how fast prices move; 0 keeps them
     guard:  never end short of a target that could have been kept
     pace:   what a choice is compared with: "even" (target / slots) or "remaining" (missing / slots left)
@@ -48,8 +55,8 @@ class SPDD(Decoder):
     objectives: Sequence = ()
     slots: int = 10
     scale: str = "logit"
-    start: Any = "warm"
-    rate: Any = 0.1
+    start: Any = "auto"
+    rate: Any = 0.3
     guard: bool = True
     pace: str = "even"
     traffic_rate: float = 0.5
@@ -58,8 +65,8 @@ class SPDD(Decoder):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.start != "warm":
-            self.start = _number(self.start, "start", 'a number, or "warm"')
+        if self.start not in ("auto", "warm"):
+            self.start = _number(self.start, "start", 'a number, "warm" or "auto"')
         self.rate = _number(self.rate, "rate", "a number")
         self.traffic_rate = _number(self.traffic_rate, "traffic_rate", "a number")
         if self.pace not in ("even", "remaining"):
@@ -81,9 +88,10 @@ class SPDD(Decoder):
         return Settings("targets", self.rate, self.pace, self.guard)
 
     def first_prices(self, problem, target, view):
-        shared = self._shared(problem)
+        shared = [p for p, o in enumerate(self._promised_by()) if o.in_traffic]  # promises whose price all rows share
         column, sign = problem.promises.column, problem.promises.sign
-        if self.start == "warm":
+        start = self._start(view)
+        if start == "warm":
             prices = torch.zeros_like(target)
             own = [p for p in range(len(column)) if p not in shared]
             if own:
@@ -99,20 +107,27 @@ class SPDD(Decoder):
                 if not self.guard:
                     prices = prices.clamp_min(1e-6)  # a multiplicative step cannot leave 0
         else:
-            prices = torch.full_like(target, self.start)
-        if shared:
+            prices = torch.full_like(target, start)
+        if shared and len(target):
             if not self.traffic.price:
                 first = self._first_shared(shared, prices, target, view, column, sign)
                 self.traffic = self.traffic.begun(first, _unit(view, self.slots))
             prices[:, shared] = torch.tensor(self.traffic.price, dtype=torch.float64, device=prices.device)
         return prices
 
-    def ceiling(self, problem, initial):
+    def ceiling(self, initial, view):
         # Where the guard keeps the promise, a price above the static optimum's only buys more than was asked.
-        capped = self.guard and self.start == "warm"
+        capped = self.guard and self._start(view) == "warm"
         ceiling = initial.clone() if capped else torch.full_like(initial, torch.inf)
-        ceiling[:, self._shared(problem)] = torch.inf
+        ceiling[:, [p for p, o in enumerate(self._promised_by()) if o.in_traffic]] = torch.inf
         return ceiling
+
+    def polished(self, value):
+        mine = [o for o in self.objectives if o.at_least is not None or o.at_most is not None]
+        if not self.guard or self.start not in ("auto", "warm") or any(o.in_traffic or o.depends_on_slate for o in mine):
+            return False
+        # For one floor or cap on 0/1 values the warm price is exact: there is nothing to gain.
+        return len(self._promised_by()) > 1 or (len(mine) == 1 and not is_binary(value[self.objectives.index(mine[0])]))
 
     def served(self, slate: Slate) -> Slate:
         if self.traffic.promises and len(slate):
@@ -126,16 +141,21 @@ class SPDD(Decoder):
             self.traffic = self.traffic.moved(mean, len(slate), rate)
         return slate
 
+    def _start(self, view) -> float | str:
+        if self.start != "auto":
+            return self.start
+        return MODEL_START if not view.static and self.scale in LOG_SCALES else "warm"
+
     def _first_shared(self, shared, prices, target, view, column, sign):
-        if self.start != "warm":
+        if self._start(view) != "warm":
             return prices[0, shared].tolist()
         goal = torch.tensor(self.traffic.target, dtype=torch.float64, device=target.device)
         picked = [column[p] for p in shared]
         return traffic_prices(view.relevance, view.value, view.open, goal, picked, sign[shared], self.slots).tolist()
 
-    def _shared(self, problem) -> list[int]:
-        """Promises whose price all rows share."""
-        return [p for p, c in enumerate(problem.promises.column) if self.objectives[c].in_traffic]
+    def _promised_by(self) -> list[Objective]:
+        """The objective of each promise, in order."""
+        return [o for o in self.objectives for target in (o.at_least, o.at_most) if target is not None]
 
     def _traffic_promises(self):
         names, targets = [], []

@@ -13,7 +13,7 @@ from .guard import slack_of
 
 ROUNDS = 3  # passes over the prices when there are several
 STEPS = 40  # halvings of a price's bracket
-RANGE = 1e6  # prices are sought between spread / RANGE and spread * RANGE
+RANGE = 1e-6, 1e15  # prices are sought between these, in units of how far a plain slate's relevance spreads
 
 
 def warm_prices(
@@ -24,7 +24,7 @@ def warm_prices(
     relevance, open_: (R, N).  value: (C, 1 or R, N).  target: (R, P) value units a slate can really reach
     """
     size = min(slots, relevance.shape[1])
-    if len(column) == 1 and _is_binary(value[column[0]]):
+    if len(column) == 1 and is_binary(value[column[0]]):
         return _two_groups(relevance, value[column[0]] > 0, open_, target, float(sign[0]) > 0, size)
     return _bisect(relevance, value, open_, target, column, sign, size)
 
@@ -40,7 +40,7 @@ def traffic_prices(
     return prices[0]
 
 
-def _is_binary(value: Tensor) -> bool:
+def is_binary(value: Tensor) -> bool:
     return bool(((value == 0) | (value == 1)).all())
 
 
@@ -55,26 +55,24 @@ def _two_groups(relevance, has, open_, target, is_floor, size):
     need = torch.minimum(need.long().clamp_min(0), filled)  # (R, 1) items of the wanted kind
     last = inside.gather(1, (need - 1).clamp_min(0))
     rival = outside.gather(1, (size - need).clamp(0, size - 1))
-    price = rival - last
-    # No rival (or nothing needed): any price does, so none is asked.
-    idle = (need == 0) | torch.isinf(rival) | torch.isinf(last)
-    return price.masked_fill(idle, 0).clamp_min(0)
+    # A hair above level: of two items level with each other the lower number wins, whatever its kind.
+    price = rival - last + (1e-12 * (rival.abs() + last.abs())).clamp_min(1e-300)
+    # No rival, or one that loses anyway: any price does, so none is asked.
+    idle = (need == 0) | torch.isinf(rival) | torch.isinf(last) | (rival < last)
+    return price.masked_fill(idle, 0)
 
 
 def _bisect(relevance, value, open_, target, column, sign, size, shared=False):
     rows, promises = len(relevance), len(column)
     finite = relevance.masked_fill(~open_, -torch.inf)
-    top = finite.amax(1, keepdim=True)
-    spread = (
-        (top - relevance.masked_fill(~open_, torch.inf).amin(1, keepdim=True))
-        .clamp_min(1e-12)
-        .nan_to_num(1.0, 1.0, 1.0)
-    )
-    spread = spread.clamp_max(1e12)
+    # Not the spread over all items: one far down (a score of -1e9 that means "never") would coarsen the search.
+    best = finite.topk(size, 1).values
+    unit = (best[:, 0] - best.masked_fill(torch.isinf(best), torch.inf).amin(1)).nan_to_num(0.0, 0.0, 0.0)
     if shared:
-        spread = spread.mean(0, keepdim=True).expand(rows, -1)
+        unit = unit.mean(0, keepdim=True).expand(rows)
+    unit = torch.where(unit > 0, unit, 1.0)
     prices = torch.zeros(rows, promises, dtype=torch.float64, device=relevance.device)
-    low_end, high_end = (spread / RANGE).log()[:, 0], (spread * RANGE).log()[:, 0]
+    low_end, high_end = ((unit * end).log() for end in RANGE)
 
     def kept(prices, p):
         scores = finite
@@ -91,7 +89,7 @@ def _bisect(relevance, value, open_, target, column, sign, size, shared=False):
     for _ in range(ROUNDS if promises > 1 else 1):
         for p in range(promises):
             trial = prices.clone()
-            trial[:, p] = 0
+            trial[:, p] = -low_end.exp()  # free is what is kept even where level items go the wrong way
             free = kept(trial, p)
             low, high = low_end.clone(), high_end.clone()
             for _ in range(STEPS):

@@ -97,12 +97,14 @@ class EPR(WA):
             return View(worth, primal_dual.value_now(problem, state), primal_dual.open_items(problem, state), None)
 
         state, steps = run(problem, state, look, lambda chosen, place: None, trace=trace)
-        steps = steps._replace(items=_lookup(items, steps.items), plain=_lookup(items, steps.plain))
+        if trace:
+            steps = steps._replace(story=steps.story._replace(plain=_lookup(items, steps.story.plain)))
+        steps = steps._replace(items=_lookup(items, steps.items))
         return self._pack(problem, reach, state, steps)
 
 
 def _lookup(items, places):
-    return None if places is None else items.gather(1, places.clamp_min(0)).where(places >= 0, -1)
+    return items.gather(1, places.clamp_min(0)).where(places >= 0, -1)
 
 
 def prices_of(weight: Any, objectives: int) -> list[float]:

@@ -1,0 +1,566 @@
+"""What theory promises about a slate, with explicit constants, and whether a model keeps what theory assumes.
+
+Three kinds: promises about the printed algorithm (how far it may fall short of a floor, how much relevance it may
+lose), certificates (the most that any slate could be worth), and a check of the paper's Assumption 1. The paper's own
+constants are here beside ours because they differ: `tests/decode/test_bounds.py` has worlds where the paper's fail.
+
+Letters as in the paper: rate eta, price l_k after slot k, share beta = R/K, r_k = b(j_k) - beta.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# --- How far short ---------------------------------------------------------------------------------------------------
+
+
+def violation_bound(rate, share, largest, *, spread=1.0, start=1.0, below=None):
+    """The most the printed algorithm can miss a floor by.
+
+        shortfall <= max(0, share + ln(spread / (start * (largest - below))) / rate)
+
+    Once the price is above spread / (largest - below), the item of largest value beats every item of value below the
+    share, so the price no longer grows; the last growth was at most e^(rate * share); and ln(l_K / l_0) is
+    rate * shortfall. Holds for any scores, also autoregressive ones. Infinite where nothing can be promised.
+
+    share: floor / slots.  largest: the largest value *still unused* at every slot.  spread: the largest difference
+    of relevance between two candidates of one slot (1 on [0, 1] scales).  start: the first price.
+    below: the largest value under the share, if known (0 for 0/1 values); `share` is always safe.
+    Numbers, arrays or tensors, broadcast together.
+
+    >>> round(violation_bound(1.0, 0.3, 1.0), 4)
+    0.6567
+    >>> violation_bound(1.0, 0.3, 1.0, below=0.0)  # 0/1 values: less than one item, so a whole floor is met
+    0.3
+    """
+    given = (rate, share, largest, spread, start, share if below is None else below)
+    rate, share, largest, spread, start, below = _float64(given)
+    gap = largest - below
+    bound = (share + (spread / (start * gap)).log() / rate).clamp(min=0)
+    promised = (rate > 0) & (gap > 0) & (largest >= share)
+    return _as_given(torch.where(promised, bound, math.inf), given)
+
+
+def paper_violation_bound(rate, share, largest):
+    """What the paper's proof of Statement 1 ends with: -ln(largest - share) / rate.
+
+    It leaves out the overshoot of the last growth (`share` in `violation_bound`) and takes the largest value of the
+    catalog although those items may be used up; both make it too small in some worlds.
+    """
+    given = (rate, share, largest)
+    rate, share, largest = _float64(given)
+    return _as_given(-(largest - share).log() / rate, given)
+
+
+# --- How much relevance ----------------------------------------------------------------------------------------------
+
+
+def regret_bound(duals, gained, share, *, items=None, sigma=0.0, delta=0.05) -> Tensor:
+    """The most relevance a run of the printed algorithm can have lost to the best slate that meets the floor: (R,).
+
+        OPT - ALG <= max over m in {l_min, l_max} of sum_k max(l_{k-1} r_k, m r_k)      (+ `noise_term`)
+
+    l_min and l_max are the smallest and largest price any slot was filled at. At most
+    sum_k l_{k-1} r_k + (l_max - l_min) R (1 - share / largest value): the paper has only the first sum (Lemma 1).
+
+    Why, for scores that do not move. Let S be the best slate and N the n slots whose item is not in S; the n items of
+    S never shown were free at all of them, so for each slot k in N and each such item i,
+    p(i) - p(j_k) <= l_{k-1} (b(j_k) - b(i)). Average over all ways to pair them, with m the mean of l_{k-1} over N:
+
+        OPT - ALG <= sum_{k in N} l_{k-1} b(j_k) - m sum_i b(i) <= sum_{k in N} l_{k-1} r_k + m sum_{k not in N} r_k,
+
+    the second step because S meets the floor. Slot by slot that is at most max(l_{k-1} r_k, m r_k), whichever slots
+    are in N; the sum is convex in m, so one end of [l_min, l_max] is the worst. The paper compares slot k with a
+    maximum over *all* items, also used ones; then every r_k counts at its own price, which is not true of shared items.
+
+    duals: (R, K+1), l_0 ... l_K.  gained: (R, K), value taken at each slot.  share: floor / slots, number or (R,).
+    items: number of items, with sigma (number or (R,)) and delta: for scores that move as in Assumption 1. Then
+    `noise_term` is added, and the bound holds with probability 1 - delta. Without: for scores that do not move.
+
+    >>> duals = torch.tensor([[1.0, 1.2, 0.7]])
+    >>> regret_bound(duals, torch.tensor([[0.0, 1.0]]), 0.5)
+    tensor([0.1000], dtype=torch.float64)
+    """
+    price, r = _run(duals, gained, share)
+    ends = torch.stack([price.amin(1), price.amax(1)])[:, :, None]  # (2, R, 1)
+    static = torch.maximum(price * r, ends * r).sum(2).amax(0)
+    return static if items is None else static + noise_term(items, r.shape[1], sigma, delta)
+
+
+def regret_bound_paper(duals, gained, share, *, rate, items=None, sigma=0.0, delta=0.05) -> Tensor:
+    """Statement 2 of the paper with the constants of its proof: (R,). It can fail; `regret_bound` does not.
+
+        (l_0 - l_K) / eta + eta K max_k(l_k) max_k(r_k^2) + 4/3 sigma K^1.5 sqrt(2 ln(2 M K / delta))
+
+    Arguments as in `regret_bound`; rate: number or (R,). The proof needs |rate * r_k| <= 1.
+    """
+    _, r = _run(duals, gained, share)
+    first, second = _mirror_terms(duals, r, rate)
+    largest = torch.as_tensor(duals, dtype=torch.float64).amax(1) * r.square().amax(1)
+    static = first + second * r.shape[1] * largest
+    return static if items is None else static + paper_noise_term(items, r.shape[1], sigma, delta)
+
+
+def mirror_bound(duals, gained, share, *, rate) -> Tensor:
+    """What the prices paid can sum to, whatever the scores: sum_k l_{k-1} r_k <= (this), (R,). For |rate * r_k| <= 1.
+
+    (l_0 - l_K) / eta + eta sum_k l_{k-1} r_k^2          from e^-x <= 1 - x + x^2
+    """
+    price, r = _run(duals, gained, share)
+    first, second = _mirror_terms(duals, r, rate)
+    return first + second * (price * r.square()).sum(1)
+
+
+def noise_term(items, slots, sigma, delta):
+    """How much random score changes can add to the regret, with probability 1 - delta. Same kind as `sigma`.
+
+        s (sqrt(2 ln(2N / delta)) + sqrt(2 ln(2N^2 / delta))),   s^2 = sigma^2 K (K-1) / 2,   N = M! / (M-K)!
+
+    Along any of the N ordered slates the steps add up to a Gaussian of variance s^2; the first root bounds all N sums
+    (the best slate's is one of them), the second all N^2 sums of what the algorithm passed over on its own path.
+    Covers both readings of Assumption 1: one draw per slot and item, or fresh draws after every prefix.
+
+    >>> round(noise_term(12, 4, 0.1, 0.05), 2), round(paper_noise_term(12, 4, 0.1, 0.05), 2)
+    (2.89, 4.15)
+    """
+    paths = math.lgamma(items + 1) - math.lgamma(items - slots + 1)  # ln N
+    roots = sum(math.sqrt(2 * (math.log(2 / delta) + power * paths)) for power in (1, 2))
+    return sigma * (math.sqrt(slots * (slots - 1) / 2) * roots)
+
+
+def paper_noise_term(items, slots, sigma, delta):
+    """The paper's 4/3 sigma K^1.5 sqrt(2 ln(2 M K / delta)): a union bound over one Gaussian per slot and item.
+
+    With fresh draws after every prefix there are exponentially many Gaussians, and the event it builds on, every score
+    within sigma sqrt(k-1) sqrt(2 ln(2 M K / delta)) of where it began, is far less likely than 1 - delta.
+    """
+    return sigma * (4 / 3 * slots**1.5 * math.sqrt(2 * math.log(2 * items * slots / delta)))
+
+
+# --- The most any slate could be worth -------------------------------------------------------------------------------
+
+
+def certificate(relevance, value, *, slots, floor=None, cap=None, eligible=None) -> Tensor:
+    """An upper bound on the relevance of any slate that keeps the floors and caps, for scores that do not move: (R,).
+
+        min over l of  D(l) = (sum of the K largest p_j + l b_j) - l R
+
+    For one objective the minimum is exact, and for 0/1 values it *is* the best slate's relevance; for several it is
+    what descent reaches, a true bound all the same. -inf where an objective is out of reach: no slate is worth anything.
+
+    relevance: (R, M).  value: (M,), (M, C) or (R, M, C).  floor, cap: number, (C,), (R, C), or (R,) if C is 1.
+    eligible: (M,) or (R, M) bool.  With fewer eligible items than slots, slates of all of them are meant.
+
+    >>> certificate([[0.9, 0.8, 0.3, 0.1]], [0, 0, 1, 1], slots=2, floor=1)
+    tensor([1.2000], dtype=torch.float64)
+    """
+    return dual_minimum(relevance, value, slots=slots, floor=floor, cap=cap, eligible=eligible).bound
+
+
+def dual_function(relevance, value, dual, *, slots, floor=None, cap=None, eligible=None) -> Tensor:
+    """D(l): what the best slate is worth when missing a target is only priced, not forbidden: (R,). Never below OPT.
+
+        D(l) = max over slates of  sum_j (p_j + sum_c l_c b_jc) a_j  -  sum_c (l_c floor_c if l_c > 0 else l_c cap_c)
+
+    dual: as `floor`; signed, above 0 it is the price of the floor, below 0 (minus) the price of the cap.
+    A price on a target that is not there gives infinity.
+    """
+    problem = _problem(relevance, value, slots, floor, cap, eligible)
+    return _dual_value(problem, _columns(dual, *problem.floor.shape, 0.0))
+
+
+class DualMinimum(NamedTuple):
+    """The best certificate found and the prices that give it."""
+
+    bound: Tensor  # (R,)
+    dual: Tensor  # (R, C), signed as in `dual_function`; infinite where a target is out of reach
+
+
+def dual_minimum(relevance, value, *, slots, floor=None, cap=None, eligible=None, sweeps=3, steps=60) -> DualMinimum:
+    """The certificate with its prices; arguments as in `certificate`.
+
+    Several objectives: `sweeps` rounds of exact minimisation over one price at a time, then `steps` subgradient steps,
+    because one price at a time can get stuck on a kink, then one more round.
+    """
+    problem = _problem(relevance, value, slots, floor, cap, eligible)
+    best = DualMinimum(_dual_value(problem, torch.zeros_like(problem.floor)), torch.zeros_like(problem.floor))
+    several = problem.floor.shape[1] > 1
+    for sweep in range(sweeps + 1 if several else 1):
+        if sweep == sweeps:
+            best = _subgradient(problem, best, steps)
+        for c in range(problem.floor.shape[1]):
+            dual = best.dual.clone()
+            dual[:, c] = _best_price(problem, dual, c)
+            best = _lower(best, _dual_value(problem, dual), dual)
+    hopeless = _hopeless(problem)  # (R, C)
+    return DualMinimum(
+        best.bound.masked_fill((hopeless != 0).any(1), -math.inf),
+        torch.where(hopeless != 0, hopeless * math.inf, best.dual),
+    )
+
+
+# --- Does a model keep Assumption 1 ----------------------------------------------------------------------------------
+
+
+class Sigma(NamedTuple):
+    """Size of a model's step-to-step score changes, per row (R,): sigma_x of Assumption 1."""
+
+    plain: Tensor  # root mean square over slots and items
+    robust: Tensor  # 1.4826 x median size: the same for Gaussian changes, smaller when a few are huge
+
+
+def score_trace(model, histories, *, slots) -> Tensor:
+    """Scores a model gives all items before each slot while it is decoded greedily: (R, K, M).
+
+    model: `start`, `logits`, `advance`, as everywhere.
+    """
+    state = model.start(histories)
+    trace = [model.logits(state)]
+    used = torch.zeros_like(trace[0], dtype=torch.bool)
+    for _ in range(slots - 1):
+        items = trace[-1].masked_fill(used, -math.inf).argmax(1)
+        used = used.scatter(1, items[:, None], True)
+        state = model.advance(state, items)
+        trace.append(model.logits(state))
+    return torch.stack(trace, 1)
+
+
+def estimate_sigma(scores) -> Sigma:
+    """How much a score moves from slot to slot, per row. scores: (R, K, M), from `score_trace`.
+
+    >>> estimate_sigma(torch.tensor([[[0.5, 0.5], [0.6, 0.4]]])).plain
+    tensor([0.1000], dtype=torch.float64)
+    """
+    change = torch.as_tensor(scores).double().diff(dim=1).flatten(1)  # (R, (K-1) M)
+    return Sigma(change.square().mean(1).sqrt(), 1.482602 * change.abs().median(1).values)
+
+
+class Check(NamedTuple):
+    """One thing Assumption 1 says."""
+
+    name: str
+    statistic: float  # standard normal or chi-square when the assumption holds
+    p_value: float
+    effect: float  # how far off, free of the sample size; 0 is perfect
+    limit: float  # largest effect that is let pass
+    holds: bool  # False when the p-value is below 0.005 *and* the effect above its limit
+
+
+class AssumptionReport(NamedTuple):
+    """Whether score changes look as Assumption 1 has them; print it for one sentence."""
+
+    holds: bool
+    sigma: float  # median over rows
+    checks: tuple[Check, ...]
+
+    def __str__(self):
+        broken = [f"{c.name} (effect {c.effect:.2g}, limit {c.limit:.2g})" for c in self.checks if not c.holds]
+        if broken:
+            return f"Assumption 1 does not hold; sigma is about {self.sigma:.3g}. Broken: {', '.join(broken)}."
+        return f"Nothing speaks against Assumption 1 ({len(self.checks)} checks); sigma is about {self.sigma:.3g}."
+
+
+def check_assumption(scores) -> AssumptionReport:
+    """Whether step-to-step changes are N(0, sigma_row), independent over items and slots.
+
+    With many rows any test rejects any real model, so each check must be both significant and sizeable to fail:
+    p-value below 0.005 and effect above its limit. Effects, for changes divided by their row's sigma:
+
+    - "zero mean": root mean square of the items' mean changes, limit 0.1 sigma;
+    - "normal": the larger of |skewness| and half the |excess kurtosis|, limit 0.25;
+    - "same variance over items", "... over slots": spread of the relative variance, limit 0.25;
+    - "independent items": root mean square correlation between two items, limit 0.1;
+    - "independent slots": |correlation| of an item's change with its next, limit 0.1.
+
+    scores: (R, K, M), from `score_trace`.  At most 64 items, evenly spaced, are looked at.
+
+    >>> noise = torch.randn(50, 5, 12, generator=torch.Generator().manual_seed(0))
+    >>> print(check_assumption(noise.cumsum(1)))
+    Nothing speaks against Assumption 1 (6 checks); sigma is about 0.972.
+    """
+    scores = torch.as_tensor(scores).double()
+    if scores.ndim != 3 or scores.shape[1] < 2:
+        raise ValueError(f"`scores` must be (rows, slots, items) with at least 2 slots, got {tuple(scores.shape)}.")
+    sigma = estimate_sigma(scores).plain
+    items = torch.linspace(0, scores.shape[2] - 1, min(64, scores.shape[2])).round().long().unique()
+    moving = scores[sigma > 0][:, :, items].diff(
+        dim=1
+    )  # a row whose scores never move has sigma 0 and keeps everything
+    z = moving / moving.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-300)  # (R, T, M)
+    checks = _checks(z) if z.numel() else ()
+    return AssumptionReport(all(check.holds for check in checks), float(sigma.median()), checks)
+
+
+def _checks(z) -> tuple[Check, ...]:
+    """The six checks on standardised changes z (R, T, M).
+
+    Dividing a row by its own sigma pulls the fourth moment down by n / (n + 2), n = T M, exactly; that is undone.
+    """
+    rows, steps, items = z.shape
+    count = z.numel()
+    mean = z.mean((0, 1))  # (M,)
+    skewness = float((z**3 - 3 * z).mean())  # a mean that is off is another check's business
+    fourth = float((z**4).mean()) * (1 + 2 / (steps * items))
+    lag = z[:, 1:] * z[:, :-1]
+    checks = [
+        _chi_square(
+            "zero mean",
+            float(mean.square().sum()) * rows * steps,
+            items,
+            _beyond(mean.square(), 1 / (rows * steps)),
+            0.1,
+        ),
+        _chi_square(
+            "normal",
+            count * skewness**2 / 6 + _kurtosis_score(fourth, count) ** 2,
+            2,
+            max(abs(skewness), abs(fourth - 3) / 2),
+            0.25,
+        ),
+        _same_variance("same variance over items", z.square().mean((0, 1)), rows * steps, fourth),
+        _same_variance("same variance over slots", z.square().mean((0, 2)), rows * items, fourth),
+        _independent_items(z.flatten(0, 1)),
+    ]
+    if lag.numel():
+        statistic = float(lag.sum()) / lag.numel() ** 0.5
+        checks.append(_verdict("independent slots", statistic, _two_sided(statistic), abs(float(lag.mean())), 0.1))
+    return tuple(checks)
+
+
+def _same_variance(name, variance, count, fourth):
+    """Variances of groups of `count` numbers each; their cube roots are close to normal (Wilson-Hilferty)."""
+    spread = max(fourth - 1, 1e-12) / 2  # 1 for Gaussian numbers
+    roots = variance.pow(1 / 3)
+    statistic = float((roots - roots.mean()).square().sum()) / (2 / (9 * count) * spread)
+    effect = _beyond((variance / variance.mean() - 1).square(), 2 * spread / count)
+    return _chi_square(name, statistic, max(len(variance) - 1, 1), effect, 0.25)
+
+
+def _independent_items(z):
+    """z (N, M). For independent Gaussian columns each squared cosine has mean 1/N, variance 2 (N-1) / (N^2 (N+2))."""
+    number = len(z)
+    square = (torch.nn.functional.normalize(z, dim=0).T @ torch.nn.functional.normalize(z, dim=0)).square()
+    square = square[torch.ones_like(square, dtype=torch.bool).triu(1)]  # one per pair
+    if number < 2 or not len(square):
+        return _verdict("independent items", 0.0, 1.0, 0.0, 0.1)
+    variance = 2 * (number - 1) / (number**2 * (number + 2))
+    statistic = float((square - 1 / number).sum()) / (len(square) * variance) ** 0.5
+    return _verdict("independent items", statistic, _two_sided(statistic) / 2, _beyond(square, 1 / number), 0.1)
+
+
+def _kurtosis_score(fourth, n):
+    """Fourth moment of n standard normal numbers as a standard normal number (Anscombe and Glynn, 1983).
+
+    Its own distribution has a long right tail: without this, one sample of 1,000 in 20 would pass for heavy-tailed.
+    """
+    n = max(n, 8)
+    scale = math.sqrt(24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
+    x = (fourth - 3 * (n - 1) / (n + 1)) / scale
+    tail = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    a = 6 + 8 / tail * (2 / tail + math.sqrt(1 + 4 / tail**2))
+    ratio = (1 - 2 / a) / max(1 + x * math.sqrt(2 / (a - 4)), 1e-12)
+    return (1 - 2 / (9 * a) - ratio ** (1 / 3)) / math.sqrt(2 / (9 * a))
+
+
+def _beyond(squares, expected):
+    """Root mean square with the part that chance alone explains taken off."""
+    return max(0.0, float(squares.mean()) - expected) ** 0.5
+
+
+def _chi_square(name, statistic, freedom, effect, limit):
+    p_value = torch.special.gammaincc(
+        torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2).double()
+    )
+    return _verdict(name, statistic, float(p_value), effect, limit)
+
+
+def _two_sided(statistic):
+    return math.erfc(abs(statistic) / math.sqrt(2))
+
+
+def _verdict(name, statistic, p_value, effect, limit):
+    return Check(name, statistic, p_value, effect, limit, not (p_value < 0.005 and effect > limit))
+
+
+# --- Inside ----------------------------------------------------------------------------------------------------------
+
+
+class _Problem(NamedTuple):
+    relevance: Tensor  # (R, M)
+    value: Tensor  # (R, M, C)
+    floor: Tensor  # (R, C), -inf: none
+    cap: Tensor  # (R, C), inf: none
+    eligible: Tensor  # (R, M)
+    slots: int
+
+
+def _problem(relevance, value, slots, floor, cap, eligible) -> _Problem:
+    relevance = torch.as_tensor(relevance).double()
+    rows, items = relevance.shape
+    eligible = torch.ones(items, dtype=torch.bool) if eligible is None else torch.as_tensor(eligible)
+    eligible = eligible.expand(rows, items)
+    value = torch.as_tensor(value).double()
+    value = value[:, None] if value.ndim == 1 else value
+    objectives = value.shape[-1]
+    return _Problem(
+        relevance.masked_fill(~eligible, 0.0),  # it may be -inf there
+        value.expand(rows, items, objectives),
+        _columns(floor, rows, objectives, -math.inf),
+        _columns(cap, rows, objectives, math.inf),
+        eligible,
+        min(slots, items),
+    )
+
+
+def _columns(number, rows, objectives, absent):
+    """A target or price as (R, C)."""
+    number = torch.as_tensor(absent if number is None else number).double()
+    if number.ndim == 1 and objectives == 1:
+        number = number[:, None]
+    return number.expand(rows, objectives)
+
+
+def _top(problem, score):
+    """Items (R, K) with the highest `score` (R, M), and which of them are eligible (with few, not all)."""
+    items = score.masked_fill(~problem.eligible, -math.inf).topk(problem.slots).indices
+    return items, problem.eligible.gather(1, items)
+
+
+def _sum(number, top):
+    """Sum of (R, M) numbers over the picked items: (R,)."""
+    items, there = top
+    return (number.gather(1, items) * there).sum(1)
+
+
+def _gained(problem, top):
+    return torch.stack([_sum(problem.value[:, :, c], top) for c in range(problem.value.shape[2])], 1)  # (R, C)
+
+
+def _priced(problem, dual):
+    return problem.relevance + torch.einsum("rmc,rc->rm", problem.value, dual)
+
+
+def _dual_value(problem, dual):
+    top = _top(problem, _priced(problem, dual))
+    surplus = _gained(problem, top) - torch.where(dual > 0, problem.floor, problem.cap)
+    return _sum(problem.relevance, top) + torch.where(dual == 0, 0.0, dual * surplus).sum(1)
+
+
+def _lower(best, bound, dual):
+    better = bound < best.bound
+    return DualMinimum(torch.where(better, bound, best.bound), torch.where(better[:, None], dual, best.dual))
+
+
+def _hopeless(problem):
+    """+1 where a floor is above all a slate can collect, -1 where a cap is below the least, else 0: (R, C)."""
+    signs = []
+    for c in range(problem.floor.shape[1]):
+        value, floor, cap = problem.value[:, :, c], problem.floor[:, c], problem.cap[:, c]
+        most, least = _sum(value, _top(problem, value)), _sum(value, _top(problem, -value))
+        signs.append((_snap(most - floor, floor) < 0).double() - (_snap(cap - least, cap) < 0).double())
+    return torch.stack(signs, 1)
+
+
+def _best_price(problem, dual, c):
+    """The price of objective c that makes D least while the others stay as they are: (R,). Exact.
+
+    D is a maximum of one line per slate (relevance + price x surplus). Keep two slates: the best at a price that is
+    too low (it misses the target) and at one that is too high. Where their lines cross ask for the best slate: if it
+    is no better than they are, this is the minimum; if it is, it replaces one of them.
+    """
+    base = _priced(problem, dual.index_fill(1, torch.tensor([c]), 0.0))  # (R, M)
+    value, floor, cap = problem.value[:, :, c], problem.floor[:, c], problem.cap[:, c]
+    plain = _sum(value, _top(problem, base))
+    # A cap is a floor on minus the value. Where nothing is missed the target is 0 of nothing, and the price stays 0.
+    sign = (plain < floor).double() - (plain > cap).double()
+    target = torch.where(sign > 0, floor, torch.where(sign < 0, -cap, 0.0))
+    value = value * sign[:, None]
+
+    def line(top):
+        return _sum(base, top), _snap(_sum(value, top) - target, target)
+
+    low, low_surplus = line(_top(problem, base))
+    high, high_surplus = line(_top_by_value(problem, value, base))
+    best, price = low, torch.zeros_like(low)
+    searching = (low_surplus < 0) & (high_surplus >= 0)
+    for _ in range(100):  # each round finds a new corner of D; a handful is usual
+        if not searching.any():
+            break
+        crossing = ((low - high) / (high_surplus - low_surplus)).clamp(min=0).where(searching, price)
+        new, surplus = line(_top(problem, base + crossing[:, None] * value))
+        found, known = new + crossing * surplus, low + crossing * low_surplus
+        better = searching & (found < best)
+        best, price = torch.where(better, found, best), torch.where(better, crossing, price)
+        searching &= found > known + 1e-12 * (1 + known.abs())
+        below, above = searching & (surplus < 0), searching & (surplus >= 0)
+        low, low_surplus = torch.where(below, new, low), torch.where(below, surplus, low_surplus)
+        high, high_surplus = torch.where(above, new, high), torch.where(above, surplus, high_surplus)
+    return price * sign
+
+
+def _top_by_value(problem, value, base):
+    """The best slate at an infinite price: most value, among equals the highest base score."""
+    by_base = base.argsort(dim=1, descending=True)
+    value = value.masked_fill(~problem.eligible, -math.inf).gather(1, by_base)
+    items = by_base.gather(1, value.argsort(dim=1, descending=True, stable=True))[:, : problem.slots]
+    return items, problem.eligible.gather(1, items)
+
+
+def _snap(surplus, target):
+    """A surplus within rounding of zero is zero."""
+    return torch.where(surplus.abs() <= 1e-9 * target.abs().clamp(min=1, max=1e300), 0.0, surplus)
+
+
+def _subgradient(problem, best, steps):
+    """Steps against the subgradient towards a value a little below the best one seen (Polyak); keeps the best."""
+    dual, bound = best.dual, best.bound
+    hope = 0.1 * (_dual_value(problem, torch.zeros_like(dual)) - bound) + 1e-3 * bound.abs()
+    for _ in range(steps):
+        gained = _gained(problem, _top(problem, _priced(problem, dual)))
+        at_zero = gained.clamp(problem.floor, problem.cap)
+        slope = gained - at_zero.where(dual == 0, problem.floor.where(dual > 0, problem.cap))
+        step = (bound - best.bound + hope) / slope.square().sum(1).clamp(min=1e-12)
+        dual = dual - step[:, None] * slope
+        dual = torch.where(problem.floor.isinf(), dual.clamp(max=0), dual)
+        dual = torch.where(problem.cap.isinf(), dual.clamp(min=0), dual)
+        bound = _dual_value(problem, dual)
+        hope = torch.where(bound < best.bound, hope, 0.8 * hope)
+        best = _lower(best, bound, dual)
+    return best
+
+
+def _run(duals, gained, share):
+    """Prices the slots were filled at (R, K), and r (R, K), in float64."""
+    gained = torch.as_tensor(gained).double()
+    share = torch.as_tensor(share).double()
+    price = torch.as_tensor(duals).double()[:, :-1]
+    return price, gained - (share[:, None] if share.ndim else share)
+
+
+def _mirror_terms(duals, r, rate):
+    """(l_0 - l_K) / eta and eta, both (R,), if |eta r| <= 1 everywhere."""
+    duals, rate = torch.as_tensor(duals).double(), torch.as_tensor(rate).double().expand(len(r))
+    largest = float((rate[:, None] * r).abs().max())
+    if not largest <= 1 + 1e-12 or not bool((rate > 0).all()):
+        raise ValueError(
+            f"`rate` times |value - share| must be at most 1 and `rate` above 0, got {largest:.3g} and "
+            f"{float(rate.min()):.3g}: the step e^-x <= 1 - x + x^2 needs it. Lower `rate` or rescale `value`; "
+            "`regret_bound` has no such limit."
+        )
+    return (duals[:, 0] - duals[:, -1]) / rate, rate
+
+
+def _float64(given):
+    return [torch.as_tensor(number, dtype=torch.float64) for number in given]
+
+
+def _as_given(answer, given):
+    """A tensor if one was given, else an array if one was, else a float."""
+    if any(isinstance(number, Tensor) for number in given):
+        return answer
+    return answer.numpy() if any(np.ndim(number) for number in given) else float(answer)

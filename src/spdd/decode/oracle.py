@@ -1,0 +1,179 @@
+"""The truth for small problems, to test decoders and bounds against.
+
+For scores that do not move: the exact best slate by integer programming. For tiny autoregressive models: every
+ordered slate there is. Nothing here is fast or meant for serving; scipy is imported only where it is used.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Optimum(NamedTuple):
+    """The best slate of one row. Where no slate meets every floor and cap: no items, relevance -inf, not feasible."""
+
+    items: torch.Tensor  # (K,) int64; static: most relevant first, autoregressive: in slot order
+    relevance: float
+    gained: torch.Tensor  # (C,) float64, value collected per objective
+    feasible: bool
+
+
+class Enumeration(NamedTuple):
+    """Every ordered slate of one row."""
+
+    items: torch.Tensor  # (S, K) int64
+    relevance: torch.Tensor  # (S, K), of the chosen item at its slot, after `relevance=` was applied
+
+
+def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=None) -> Optimum:
+    """The most relevant set of `slots` distinct items that keeps every floor and cap, for scores that do not move.
+
+        max sum_j p_j a_j    s.t.  sum_j a_j = K,   floor <= sum_j b_j a_j <= cap,   a in {0, 1}
+
+    Solved exactly (HiGHS, no gap); totals are added up again in float64 from the items.
+
+    relevance: (M,).  value: (M,) or (M, C).  floor, cap: number or (C,), -inf / +inf / None where there is none.
+    eligible: (M,) bool.  With fewer eligible items than slots the slate holds all of them.
+
+    >>> best = static_optimum([0.9, 0.8, 0.3, 0.1], [0, 0, 1, 1], slots=2, floor=1)
+    >>> best.items.tolist(), round(best.relevance, 6), best.gained.tolist()
+    ([0, 2], 1.2, [1.0])
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    relevance, value, eligible = _arrays(relevance, value, eligible)
+    floor, cap = _targets(floor, -np.inf, value.shape[1]), _targets(cap, np.inf, value.shape[1])
+    count = min(slots, int(eligible.sum()))
+    # HiGHS stops within 1e-6 of the optimum whatever the relative gap: relevance is stretched so that this is nothing.
+    stretch = 1e4 / max(np.abs(relevance[eligible]).max(initial=0.0), 1e-300)
+    answer = milp(
+        -np.where(eligible, relevance, 0.0) * stretch,
+        integrality=np.ones(len(relevance)),
+        bounds=Bounds(0, eligible.astype(float)),
+        constraints=LinearConstraint(
+            np.vstack([np.ones(len(relevance)), value.T]), np.append(count, floor), np.append(count, cap)
+        ),
+        options={"mip_rel_gap": 0.0},
+    )
+    if answer.status == 2:
+        return _nothing(value.shape[1])
+    if answer.x is None:
+        raise RuntimeError(f"the integer program was not solved: {answer.message}")
+    items = np.flatnonzero(answer.x > 0.5)
+    items = items[np.argsort(-relevance[items], kind="stable")]
+    return _optimum(items, relevance[items], value)
+
+
+def reachable(value, *, slots, floor=None, cap=None, eligible=None) -> torch.Tensor:
+    """What each objective could get from a full slate if it were alone: (C,). Exact.
+
+    A floor (or nothing) asked: the most a slate can collect. A cap only: the least. Both: the largest sum that
+    keeps the cap, or the least there is if none does. A floor above it, or a cap below it, is impossible.
+
+    value: (M,) or (M, C).  floor, cap: number or (C,).  eligible: (M,) bool.
+
+    >>> reachable([[1, 1], [1, 1], [0, 3]], slots=2, floor=[1, -torch.inf], cap=[torch.inf, 3]).tolist()
+    [2.0, 2.0]
+    """
+    _, value, eligible = _arrays(None, value, eligible)
+    floor, cap = _targets(floor, -np.inf, value.shape[1]), _targets(cap, np.inf, value.shape[1])
+    ordered = np.sort(value[eligible], axis=0)
+    count = min(slots, len(ordered))
+    least, most = ordered[:count].sum(0), ordered[len(ordered) - count :].sum(0)
+    answer = np.where(np.isneginf(floor) & np.isfinite(cap), least, most)
+    for c in np.flatnonzero(np.isfinite(floor) & (most > cap)):
+        below = static_optimum(value[:, c], value[:, c], slots=slots, cap=cap[c], eligible=eligible)
+        answer[c] = below.relevance if below.feasible else least[c]
+    return torch.from_numpy(answer)
+
+
+def enumerate_slates(model, history, *, slots, exclude=(), relevance=None) -> Enumeration:
+    """Every ordered slate of distinct items, with the relevance each item had at its slot.
+
+    Walks the tree of prefixes level by level, one model call per level: 12 items and 4 slots are 11,880 slates.
+
+    model: `start(histories) -> state`, `logits(state) -> (R, M)`, `advance(state, items) -> state`.
+    history: what `start` takes, with one row in it.  exclude: items never shown.
+    relevance: logits (R, M) -> relevance (R, M), how a step's logits count; as they are if left out.
+
+    >>> class Still:  # scores that never move
+    ...     def start(self, histories): return torch.zeros(len(histories), 1)
+    ...     def logits(self, state): return torch.tensor([0.3, 0.2, 0.1]).expand(len(state), 3)
+    ...     def advance(self, state, items): return state
+    >>> enumerate_slates(Still(), torch.zeros(1), slots=2).items.tolist()
+    [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
+    """
+    state = model.start(history)
+    logits = model.logits(state)
+    if len(logits) != 1:
+        raise ValueError(f"`history` holds {len(logits)} rows, slates are enumerated for one: pass one row.")
+    free = torch.ones_like(logits, dtype=torch.bool)  # (S, M), items this prefix may still take
+    free[:, list(exclude)] = False
+    if not 1 <= slots <= int(free.sum()):
+        raise ValueError(f"`slots` is {slots} but {int(free.sum())} items can be shown: ask for 1 to that many.")
+    items = torch.empty(1, 0, dtype=torch.long, device=logits.device)  # (S, k)
+    chosen = logits.new_empty(1, 0)  # (S, k)
+    for slot in range(slots):
+        scores = logits if relevance is None else relevance(logits)
+        rows, item = free.nonzero(as_tuple=True)
+        items = torch.cat([items[rows], item[:, None]], 1)
+        chosen = torch.cat([chosen[rows], scores[rows, item, None]], 1)
+        if slot + 1 < slots:
+            free = free[rows].scatter(1, item[:, None], False)
+            state = model.advance(take_rows(state, rows), item)
+            logits = model.logits(state)
+    return Enumeration(items, chosen)
+
+
+def autoregressive_optimum(enumeration: Enumeration, value, floor=None, cap=None) -> Optimum:
+    """The most relevant ordered slate that keeps every floor and cap.
+
+    value: (M,) or (M, C).  floor, cap: number or (C,).  Sums may miss a target by 1e-9: they are rounded numbers.
+    """
+    _, value, _ = _arrays(None, value, None)
+    gained = torch.from_numpy(value)[enumeration.items.cpu()].sum(1)  # (S, C)
+    floor, cap = (torch.from_numpy(_targets(t, none, value.shape[1])) for t, none in ((floor, -np.inf), (cap, np.inf)))
+    total = enumeration.relevance.double().cpu().sum(1)
+    total[((gained < floor - 1e-9) | (gained > cap + 1e-9)).any(1)] = -torch.inf
+    best = int(total.argmax())
+    if total[best] == -torch.inf:
+        return _nothing(value.shape[1])
+    return Optimum(enumeration.items[best].cpu(), float(total[best]), gained[best], True)
+
+
+def take_rows(state, rows):
+    """The same state with its rows picked: every tensor in it is indexed on its first axis.
+
+    state: a tensor, or tuples and NamedTuples of them, nested as deep as you like; anything else is kept as it is.
+
+    >>> take_rows((torch.arange(3), (torch.tensor([[1], [2], [3]]), "as is")), torch.tensor([2, 0]))
+    (tensor([2, 0]), (tensor([[3],
+            [1]]), 'as is'))
+    """
+    if isinstance(state, torch.Tensor):
+        return state[rows] if state.ndim else state
+    if isinstance(state, tuple):
+        parts = [take_rows(part, rows) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def _optimum(items, relevance, value) -> Optimum:
+    return Optimum(torch.from_numpy(items), float(relevance.sum()), torch.from_numpy(value[items].sum(0)), True)
+
+
+def _nothing(objectives) -> Optimum:
+    return Optimum(torch.empty(0, dtype=torch.long), -float("inf"), torch.zeros(objectives, dtype=torch.float64), False)
+
+
+def _arrays(relevance, value, eligible):
+    """float64 relevance (M,) or None, value (M, C), eligible (M,)."""
+    value = np.asarray(value, dtype=np.float64)
+    value = value[:, None] if value.ndim == 1 else value
+    eligible = np.ones(len(value), bool) if eligible is None else np.asarray(eligible, dtype=bool)
+    return None if relevance is None else np.asarray(relevance, dtype=np.float64), value, eligible
+
+
+def _targets(target, absent, objectives):
+    return np.broadcast_to(np.asarray(absent if target is None else target, dtype=np.float64), (objectives,)).copy()

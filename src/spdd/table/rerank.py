@@ -1,0 +1,300 @@
+"""Slates for every user of a table: chunk by chunk, each padded to a matrix, decoded, and written as rows.
+
+Nothing loops over users. What is known of the whole comes back as a `Summary`, which also says what the
+objectives cost: the same candidates are decoded greedily, on the same scale, for comparison.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+
+import spdd
+
+from ..objective import TOLERANCE
+from ..policy_file import DECODERS, Policy, decoder_class
+from .source import Source, chunks
+from .target import Target
+
+ROWS = 100_000  # of the table, in a chunk
+CELLS = 2_000_000  # of a padded matrix, counting each objective; longer lists make for fewer rows at a time
+
+STATUS = np.array(["met", "short", "impossible"])
+
+
+@dataclass
+class Tally:
+    """How one objective fared. asked: in words. gained: summed over slates. greedy: what plain slates gain."""
+
+    name: str
+    asked: str
+    per: str
+    gained: float = 0.0
+    greedy: float = 0.0
+    met: int = 0
+    impossible: int = 0
+
+
+@dataclass
+class Summary:
+    """What was served, and what it cost. relevance and greedy are summed over slates, on the decoder's scale."""
+
+    scale: str
+    slots: int
+    objectives: list[Tally]
+    rows: int = 0
+    users: int = 0
+    filled: int = 0
+    few: int = 0  # users with fewer candidates than slots
+    status: np.ndarray = field(default_factory=lambda: np.zeros(3, dtype=np.int64))  # met, short, impossible
+    relevance: float = 0.0
+    greedy: float = 0.0
+    seconds: float = 0.0
+
+
+class Grid(NamedTuple):
+    """Some users of a chunk as a matrix. R users, N candidates of the longest.
+
+    row:  (R, N) where each candidate stands in the chunk
+    real: (R, N) False for padding
+    """
+
+    row: np.ndarray
+    real: np.ndarray
+
+    def fill(self, column: np.ndarray, empty: Any = 0) -> np.ndarray:
+        """(R, N) the column's entries, `empty` in the padding."""
+        return np.where(self.real, column[self.row], np.asarray(empty, dtype=column.dtype))
+
+
+def needs(policy: Policy) -> tuple[list[str], list[str]]:
+    """The columns of numbers and of labels that a policy's objectives are made of."""
+    numbers, labels = {}, {}
+    for o in policy.objectives:
+        is_number = o.kind == "value" or getattr(o, "categories", ())
+        (numbers if is_number else labels).update(dict.fromkeys(o.columns))
+    return list(numbers), list(labels)
+
+
+def rerank_table(
+    policy: Policy,
+    source: Source,
+    target: Target,
+    *,
+    state: str | Path | None = None,
+    rows: int = ROWS,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Summary:
+    """Write a slate for every user of `source` to `target`.
+
+    state:    a file with what the decoder has learnt: read if it is there, written when the slates are
+    rows:     of the table that are decoded at a time, about; shared prices move after each such batch
+    progress: told how many rows are done
+    """
+    began = time.perf_counter()
+    decoder = policy.decoder()
+    if state is not None:
+        _check_state(decoder, Path(state))
+    plain = spdd.Greedy(slots=policy.slots, scale=decoder.scale)
+    summary = Summary(decoder.scale, policy.slots, [_tally(o) for o in decoder.objectives])
+    check_output_names(source, policy)
+    for chunk in chunks(source, rows, target.folder):
+        _check_unique(chunk, source)
+        columns = {column.name: column.to_numpy() for column in chunk.select(_matrices(policy))}
+        parts, users = [], []
+        for some, grid in grids(chunk, _cells(policy)):
+            values = {o.name: _value(o, columns, grid) for o in policy.objectives}
+            scores = grid.fill(columns["score"])
+            slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
+            _count(summary, decoder, slate, plain.rerank(scores, exclude=~grid.real), grid)
+            parts.append(_rows(chunk, grid, slate, decoder, policy, source))
+            users.append(np.repeat(some, (slate.items >= 0).sum(1)))
+        whole = pl.concat(parts)
+        target.add(whole if len(parts) == 1 else whole[np.argsort(np.concatenate(users), kind="stable")])
+        progress(len(chunk))
+    target.finish()
+    if state is not None:
+        decoder.save(state)
+    summary.seconds = time.perf_counter() - began
+    return summary
+
+
+def check_output_names(source: Source, policy: Policy) -> None:
+    """Every column of the output needs a name of its own."""
+    names = output_names(source, policy)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"the output would have two columns called '{name}'. Give the objective another name: in a policy "
+                "file, `name` is what it is called and `column` where its values are."
+            )
+
+
+def output_names(source: Source, policy: Policy) -> list[str]:
+    names = [o.name for o in policy.objectives]
+    duals = ["dual"] if len(names) == 1 else [f"dual {name}" for name in names]
+    return [source.names["user"], "slot", source.names["item"], source.names["score"], *names, *duals, "status"]
+
+
+# ---- a chunk as matrices --------------------------------------------------------------------------------------------
+
+
+def grids(chunk: pl.DataFrame, cells: int) -> Iterator[tuple[np.ndarray, Grid]]:
+    """The chunk's users, by number, and their grids, none with many more entries than `cells`.
+
+    All in one where that fits; else users with lists of like length share a grid, so that little is padding.
+    """
+    new = (chunk["user"] != chunk["user"].shift(1)).fill_null(True).to_numpy()
+    start = np.flatnonzero(new)
+    length = np.diff(start, append=len(chunk))
+    groups = [np.arange(len(start))]
+    if len(start) * length.max() > cells:
+        size = np.ceil(np.log2(length)).astype(np.int64)
+        alike = [np.flatnonzero(size == bits) for bits in np.unique(size)]
+        groups = [
+            users[first : first + step]
+            for users in alike
+            for step in [max(1, cells // int(length[users].max()))]
+            for first in range(0, len(users), step)
+        ]
+    for users in groups:
+        place = np.arange(length[users].max())
+        real = place < length[users, None]
+        yield users, Grid(np.where(real, start[users, None] + place, 0), real)
+
+
+def _cells(policy: Policy) -> int:
+    """How many entries a grid may have: fewer where an entry costs more memory."""
+    wide = [len(getattr(o, "categories", ())) or len(getattr(o, "wanted", ())) or 8 for o in policy.objectives if o.kind in ("coverage", "calibration")]
+    return CELLS // (1 + len(policy.objectives) + sum(wide))
+
+
+def _matrices(policy: Policy) -> list[pl.Expr]:
+    """The score, and what every objective's value is made of, as columns of numbers."""
+    found = {"score": pl.col("score")}
+    for o in policy.objectives:
+        for c in o.columns:
+            if o.kind == "value" or getattr(o, "categories", ()):
+                found[f"n:{c}"] = pl.col(f"n:{c}").cast(pl.Float64)
+            elif o.kind == "calibration":
+                for label in o.wanted:
+                    name = f"l:{c}={label}"
+                    found[name] = (pl.col(f"l:{c}").cast(pl.String) == label).cast(pl.Float64).alias(name)
+            else:  # only users' own candidates have to be told apart
+                found[f"l:{c}"] = pl.col(f"l:{c}").rank("dense").over("user").cast(pl.Int64) - 1
+    return list(found.values())
+
+
+def _value(o, columns: Mapping[str, np.ndarray], grid: Grid) -> Any:
+    """What to bind objective `o` to for the users of this grid."""
+    column = o.columns[0]
+    if o.kind == "value":
+        return grid.fill(columns[f"n:{column}"])
+    if getattr(o, "categories", ()):
+        return o.of(np.stack([grid.fill(columns[f"n:{c}"]) for c in o.columns], -1))
+    if o.kind == "calibration":
+        return o.of(np.stack([grid.fill(columns[f"l:{column}={label}"]) for label in o.wanted], -1))
+    groups = grid.fill(columns[f"l:{column}"], -1)
+    return o.of(o.members(groups)) if o.kind == "coverage" else o.of(groups)
+
+
+def _check_unique(chunk: pl.DataFrame, source: Source) -> None:
+    if chunk.select(pl.struct("user", "item").n_unique()).item() == len(chunk):
+        return
+    first = chunk.filter(pl.struct("user", "item").is_duplicated()).row(0, named=True)
+    raise ValueError(
+        f"{source.name} must name an item once per user, got item {first['item']!r} more than once for user "
+        f"{first['user']!r}. Keep one of the rows, the best scored say."
+    )
+
+
+# ---- slates as rows -------------------------------------------------------------------------------------------------
+
+
+def _rows(chunk: pl.DataFrame, grid: Grid, slate, decoder, policy: Policy, source: Source) -> pl.DataFrame:
+    """A row per filled slot, as the output has it."""
+    user, slot = np.nonzero(slate.items >= 0)
+    row = grid.row[user, slate.items[user, slot]]
+    taken = chunk[row]
+    columns = [taken["user"], pl.Series(slot + 1, dtype=pl.Int32), taken["item"], taken["score"]]
+    for stated, objective in zip(policy.objectives, decoder.objectives, strict=True):
+        if stated.kind == "value":
+            columns.append(taken[f"n:{stated.columns[0]}"])
+        else:
+            columns.append(pl.Series(given(objective.value, slate.items)[user, slot]))
+    columns += [pl.Series(slate.dual[user, c]) for c in range(slate.dual.shape[1])]
+    columns.append(pl.Series(STATUS[slate.status[user]], dtype=pl.String))
+    names = output_names(source, policy)
+    return pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
+
+
+def given(value: Any, items: np.ndarray) -> np.ndarray:
+    """(R, K) what each item of a slate gave when it was placed. value: (R, N), or a function of the items before"""
+    found = np.zeros(items.shape)
+    if not callable(value):
+        found = np.take_along_axis(np.asarray(value, dtype=np.float64), items.clip(min=0), 1)
+    else:
+        chosen = torch.from_numpy(items)
+        for k in range(items.shape[1]):
+            before = chosen.clone()
+            before[:, k:] = -1
+            found[:, k] = value(before).gather(1, chosen[:, k : k + 1].clamp_min(0))[:, 0].numpy()
+    return np.where(items >= 0, found, 0.0)
+
+
+# ---- the summary ----------------------------------------------------------------------------------------------------
+
+
+def _tally(objective) -> Tally:
+    floor, cap = objective.at_least, objective.at_most
+    if floor is None and cap is None:
+        asked = "nothing"
+    elif cap is None:
+        asked = f"at least {floor}"
+    elif floor is None:
+        asked = f"at most {cap}"
+    else:
+        asked = f"{floor} to {cap}"
+    return Tally(objective.name, asked, objective.per)
+
+
+def _count(summary: Summary, decoder, slate, plain, grid: Grid) -> None:
+    filled = slate.items >= 0
+    summary.rows += int(grid.real.sum())
+    summary.users += len(slate)
+    summary.filled += int(filled.sum())
+    summary.few += int((grid.real.sum(1) < summary.slots).sum())
+    summary.status += np.bincount(slate.status, minlength=3)
+    summary.relevance += float(np.nansum(slate.relevance))
+    summary.greedy += float(np.nansum(plain.relevance))
+    for c, (tally, objective) in enumerate(zip(summary.objectives, decoder.objectives, strict=True)):
+        gained, reachable = slate.gained[:, c], slate.reachable[:, c]
+        floor, cap = (np.inf if t is None else t for t in objective.targets(summary.slots))
+        floor = -floor if np.isinf(floor) else floor
+        tally.gained += float(gained.sum())
+        tally.greedy += float(given(objective.value, plain.items).sum())
+        low, high = (t - TOLERANCE * max(1.0, abs(t)) if np.isfinite(t) else t for t in (floor, -cap))
+        tally.met += int(((gained >= low) & (-gained >= high)).sum())
+        # The most that can be had of a floor, the least of a cap by itself.
+        beyond = reachable < low if np.isfinite(floor) else -reachable < high
+        tally.impossible += int(beyond.sum())
+
+
+def _check_state(decoder, state: Path) -> None:
+    """What the file knows goes into the decoder; a file that cannot be written later is refused now."""
+    if not hasattr(decoder, "save"):
+        learners = [name for name in DECODERS if hasattr(decoder_class(name), "save")]
+        raise ValueError(f"--state needs a decoder that learns ({', '.join(learners)}), {type(decoder).__name__} does not. Leave it out.")
+    if state.is_dir():
+        raise ValueError(f"state '{state}' is a folder. Name a file in it.")
+    if not state.parent.is_dir():
+        raise ValueError(f"the folder of state '{state}' does not exist. Make it first: mkdir -p '{state.parent}'.")
+    if state.exists():
+        decoder.load(state)

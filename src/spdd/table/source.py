@@ -1,0 +1,302 @@
+"""Reading a table of candidates in chunks of whole users, whatever its size, format and order of rows.
+
+A first pass counts each user's rows, which decides the chunks: users in the order they first appear, cut so that
+a chunk has about as many rows as asked for. So the same users meet in the same chunk however rows are ordered.
+Where every user's rows stand together the file is streamed; otherwise it is sorted on disk first, in runs that fit
+in memory. Columns get short names of our own ("n:" before numbers, "l:" before labels), so none can clash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+RUN = 1_000_000  # rows that are sorted in memory at a time
+
+
+class Source(NamedTuple):
+    """A table that is about to be read.
+
+    name:    how messages call it
+    path:    where it is on disk
+    form:    csv, parquet or arrow
+    scan:    user, item, score, n:... and l:... columns, nothing read yet
+    names:   what those columns are called in the table
+    count:   (U,) rows of each user, in order of first appearance
+    marks:   (U,) a hash of each user
+    together: whether every user's rows stand together
+    """
+
+    name: str
+    path: Path
+    form: str
+    scan: pl.LazyFrame
+    names: dict[str, str]
+    count: np.ndarray
+    marks: np.ndarray
+    together: bool
+
+    @property
+    def rows(self) -> int:
+        return int(self.count.sum())
+
+
+def open_source(
+    path: str | Path, form: str, *, name: str, user: str, item: str, score: str, numbers: Sequence[str], labels: Sequence[str]
+) -> Source:
+    """The table at `path`, with the columns that are needed found, their types checked, and its users counted."""
+    path = Path(path)
+    names = {"user": user, "item": item, "score": score}
+    names |= {f"n:{c}": c for c in numbers} | {f"l:{c}": c for c in labels}
+    with plainly(f"{name} cannot be read", _csv_trouble(path, form, names)):
+        schema = _scan(path, form, None).collect_schema()
+        _check_columns(names, schema, name)
+        scan = _scan(path, form, _csv_types(names, schema)).select(_typed(own, schema[c], c, name, form) for own, c in names.items())
+        scan, users = _survey(scan, form, list(names))
+    if not len(users):
+        raise ValueError(f"{name} has no rows. Give it a row per user and candidate item.")
+    count = users["rows"].to_numpy().astype(np.int64)
+    span = users["last"].to_numpy().astype(np.int64) - users["first"].to_numpy().astype(np.int64) + 1
+    return Source(name, path, form, scan, names, count, users["mark"].to_numpy(), bool((span == count).all()))
+
+
+def chunks(source: Source, rows: int, folder: Path) -> Iterator[pl.DataFrame]:
+    """Frames of about `rows` rows that hold whole users, a user's rows together and in the table's order.
+
+    folder: where a table that has to be sorted may be kept meanwhile
+    """
+    ends = source.count.cumsum()
+    of_user = (ends - 1) // rows
+    last = np.flatnonzero(np.append(of_user[1:] != of_user[:-1], True))  # the last user of each chunk
+    batches = _checked(source)
+    if source.together:
+        yield from _sliced(batches, np.diff(ends[last], prepend=0).tolist(), source)
+    else:
+        yield from _sorted(batches, source, last + 1, folder)
+
+
+# ---- opening --------------------------------------------------------------------------------------------------
+
+
+def _scan(path: Path, form: str, types: dict[str, pl.DataType] | None) -> pl.LazyFrame:
+    if not path.exists():
+        raise FileNotFoundError(2, "there is no such file")
+    if form == "csv":
+        return pl.scan_csv(path, infer_schema_length=1000, schema_overrides=types)
+    if path.is_dir():
+        raise IsADirectoryError(21, "it is a folder")
+    return pl.scan_parquet(path, glob=False) if form == "parquet" else pl.scan_ipc(path, glob=False)
+
+
+def _check_columns(names: dict[str, str], schema: pl.Schema, name: str) -> None:
+    for own, column in names.items():
+        if column in schema:
+            continue
+        close = difflib.get_close_matches(column, schema, n=3, cutoff=0.6) or [c for c in schema if c.lower() == column.lower()]
+        hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else f" There is: {', '.join(list(schema)[:20])}."
+        option = f" Or name another with --{own}." if own in ("user", "item", "score") else ""
+        raise ValueError(f"{name} must have a column '{column}', and has none.{hint}{option}")
+
+
+def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataType]:
+    """A CSV has no types, and guesses from its first rows may fail later: names stay text, the rest are numbers."""
+    types: dict[str, pl.DataType] = {}
+    for own, column in names.items():
+        text = own in ("user", "item") or own.startswith("l:")
+        flag = own.startswith("n:") and schema[column] == pl.Boolean
+        kind = pl.String() if text else pl.Boolean() if flag else pl.Float64()
+        if types.setdefault(column, kind) != kind:
+            types[column] = pl.String()  # wanted as a name and as a number
+    return types
+
+
+def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl.Expr:
+    found = pl.col(column).alias(own)
+    if form == "csv":
+        return found if own in ("user", "item") or own[:2] == "l:" or kind == pl.Boolean else found.cast(pl.Float64)
+    if own in ("user", "item") or own.startswith("l:"):
+        if kind.is_nested() or kind in (pl.Object, pl.Null):
+            raise ValueError(f"column '{column}' of {name} must hold names or numbers, one per row, got {kind}.")
+        return found.cast(pl.String) if kind in (pl.Categorical, pl.Enum) else found
+    if not (kind.is_numeric() or (kind == pl.Boolean and own != "score")):
+        advice = "Turn it into numbers first." if own == "score" else "Give a number per row: how much the item adds."
+        raise ValueError(f"column '{column}' of {name} must hold numbers, got {kind}. {advice}")
+    exact = (pl.Float32, pl.Float64) if own == "score" else (pl.Float32, pl.Float64, pl.Boolean)
+    return found if kind in exact or (own != "score" and kind.is_integer()) else found.cast(pl.Float64)
+
+
+def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyFrame, pl.DataFrame]:
+    """Who is in the table: hash, rows, first and last row of each user; and, for CSV, ids and values as whole numbers.
+
+    Whole numbers are restored only where each is written as Python would: "007" stays text.
+    """
+    mark = pl.col("user").hash()
+    counts = [pl.len().alias("rows"), pl.col("#").min().alias("first"), pl.col("#").max().alias("last")]
+    whole = {}
+    if form == "csv":
+        schema = scan.collect_schema()
+        for c in columns:
+            if c in ("user", "item"):
+                whole[c] = pl.col(c).cast(pl.Int64, strict=False).cast(pl.String) == pl.col(c)
+            elif c.startswith("n:") and schema[c] == pl.Float64:
+                whole[c] = pl.col(c).round() == pl.col(c)
+        counts += [test.fill_null(False).all().alias(c) for c, test in whole.items()]
+    else:
+        scan = scan.select(columns)
+    users = scan.with_row_index("#").group_by(mark.alias("mark")).agg(counts).sort("first").collect(engine="streaming")
+    restored = [c for c in whole if len(users) and users[c].all()]
+    return scan.with_columns(pl.col(restored).cast(pl.Int64)) if restored else scan, users
+
+
+# ---- chunks -----------------------------------------------------------------------------------------------------
+
+
+def _checked(source: Source) -> Iterator[pl.DataFrame]:
+    """The table in the order of its rows; what is missing, not finite or negative is refused."""
+    schema = source.scan.collect_schema()
+    trouble = _csv_trouble(source.path, source.form, source.names)
+    bad = {}
+    for c, kind in schema.items():
+        tests = [pl.col(c).is_null()]
+        if kind.is_float():
+            tests.append(~pl.col(c).is_finite())
+        if c.startswith("n:") and kind != pl.Boolean:
+            tests.append(pl.col(c) < 0)
+        bad[c] = pl.any_horizontal(tests)
+    with plainly(f"{source.name} cannot be read", trouble):
+        for batch in source.scan.collect_batches(chunk_size=200_000, maintain_order=True):
+            found = batch.select(test.any().alias(c) for c, test in bad.items()).row(0, named=True)
+            wrong = [c for c, is_bad in found.items() if is_bad]
+            if wrong:
+                first = batch.filter(pl.any_horizontal(bad[c] for c in wrong)).head(1)
+                c = next(c for c in wrong if first.select(bad[c]).item())
+                came = first[c].item()
+                if came is None and (line := trouble()):
+                    raise ValueError(f"{source.name}: {line}")
+                raise ValueError(_refusal(c, came, first.row(0, named=True), source))
+            yield batch
+
+
+def _refusal(c: str, came, row: dict, source: Source) -> str:
+    rule = "must not be empty"
+    way_out = "Leave such rows out, or fill them."
+    if came is not None:
+        rule = "must be finite" if c == "score" else "must be finite and not negative"
+        way_out = "Leave out items a user must not get." if c == "score" else "Shift values to start at 0, and cap what you want less of."
+    got = "nothing" if came is None else came
+    return (
+        f"column '{source.names[c]}' of {source.name} {rule}, got {got} for user {row['user']!r}, "
+        f"item {row['item']!r}. {way_out}"
+    )
+
+
+def _sliced(batches: Iterator[pl.DataFrame], sizes: Sequence[int], source: Source) -> Iterator[pl.DataFrame]:
+    held = next(batches)
+    for size in sizes:
+        parts, have = [held], len(held)
+        while have < size:
+            more = next(batches, None)
+            if more is None:
+                raise ValueError(f"{source.name} has changed while it was read. Run again when nothing writes to it.")
+            parts.append(more)
+            have += len(more)
+        whole = pl.concat(parts)
+        yield whole[:size]
+        held = whole[size:]
+
+
+def _sorted(batches: Iterator[pl.DataFrame], source: Source, ends: np.ndarray, folder: Path) -> Iterator[pl.DataFrame]:
+    """An external sort by who comes first. ends: (chunks,) the user after the last of each chunk."""
+    rank = np.argsort(source.marks, kind="stable")
+    marks = source.marks[rank]
+    runs: list[tuple[Path, np.ndarray]] = []  # file, and the row after each chunk's last
+    for part in _gathered(batches, RUN):
+        place = rank[np.searchsorted(marks, part["user"].hash().to_numpy()).clip(max=len(marks) - 1)]
+        order = np.argsort(place, kind="stable")
+        path = folder / f"run-{len(runs):06}.arrow"
+        part[order].write_ipc(path, record_batch_size=20_000)
+        runs.append((path, np.searchsorted(place[order], ends)))
+    for c in range(len(ends)):
+        parts = []
+        for path, cuts in runs:
+            start = int(cuts[c - 1]) if c else 0
+            if cuts[c] > start:
+                parts.append(pl.scan_ipc(path).slice(start, int(cuts[c]) - start).collect())
+        whole = pl.concat(parts)
+        # Of users whose hashes are equal, rows may stand mixed: put each behind the user's first.
+        yield whole.with_row_index("#").sort(pl.col("#").min().over("user"), maintain_order=True).drop("#")
+
+
+def _gathered(batches: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFrame]:
+    held, have = [], 0
+    for batch in batches:
+        held.append(batch)
+        have += len(batch)
+        if have >= rows:
+            yield pl.concat(held)
+            held, have = [], 0
+    if held:
+        yield pl.concat(held)
+
+
+# ---- what went wrong, in words ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plainly(what: str, trouble=lambda: None):
+    """What polars and the system complain of, as one plain line. trouble: looks closer for the cause"""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+        raise ValueError(f"{what}: {(trouble() or reason).rstrip('.')}.") from error
+
+
+def _csv_trouble(path: Path, form: str, names: dict[str, str]):
+    """A function that finds the first line of a CSV with too few or too many fields, or text for a number."""
+
+    def look() -> str | None:
+        if form != "csv":
+            return None
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                lines = csv.reader(file)
+                header = next(lines, None)
+                if header is None:
+                    return "it is empty"
+                wanted = [(header.index(c), c) for own, c in names.items() if own[:2] == "n:" or own == "score" if c in header]
+                for fields in lines:
+                    if fields and len(fields) != len(header):
+                        return f"line {lines.line_num} has {len(fields)} fields, the header has {len(header)}"
+                    for at, column in wanted if fields else ():
+                        if not fields[at]:
+                            return f"line {lines.line_num} has nothing in column '{column}'. Leave such rows out, or fill them"
+                        if math.isnan(_number(fields[at])):
+                            return f"column '{column}' must hold numbers, got '{fields[at]}' in line {lines.line_num}"
+        except UnicodeDecodeError:
+            return "it is not UTF-8 text"
+        except (OSError, csv.Error):
+            return None
+        return None
+
+    return look
+
+
+def _number(text: str) -> float:
+    """nan where it is none; a flag counts as one."""
+    if text.lower() in ("true", "false", "nan", "inf", "-inf"):
+        return 0.0
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
