@@ -48,7 +48,9 @@ def main():
             path.unlink()
     print(f"{'table':10} {'input MB':>9} {'peak MB':>8} {'seconds':>8} {'rows/s':>10}")
     for run in runs:
-        print(f"{run['kind']:10} {run['input_mb']:9,} {run['peak_mb']:8,} {run['seconds']:8.1f} {run['rows_per_s']:10,}")
+        print(
+            f"{run['kind']:10} {run['input_mb']:9,} {run['peak_mb']:8,} {run['seconds']:8.1f} {run['rows_per_s']:10,}"
+        )
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(json.dumps({"benchmark": "rerank_stream", "machine": machine, "settings": vars(settings), "runs": runs}))
     sys.exit(any(run["code"] or run["peak_mb"] > LIMIT or not run["whole"] for run in runs))
@@ -70,7 +72,9 @@ def make(folder, kind, settings):
     if kind == "csv":
         table.write_csv(path)
     else:
-        (table.sample(fraction=1, shuffle=True, seed=settings.seed) if kind == "shuffled" else table).write_parquet(path)
+        (table.sample(fraction=1, shuffle=True, seed=settings.seed) if kind == "shuffled" else table).write_parquet(
+            path
+        )
     return path
 
 
@@ -79,7 +83,11 @@ def measure(path, kind, settings):
     threads = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "POLARS_MAX_THREADS")}
     command = ["rerank", str(path), "--slots", str(SLOTS), "-o", "new>=3", "--out", str(out), "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, *command], env={**os.environ, **threads}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", CHILD, *command],
+        env={**os.environ, **threads},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])
     rows = settings.users * settings.candidates

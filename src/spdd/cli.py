@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,6 @@ import spdd
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from .policy_file import Policy
     from .table import Source, Summary
 
 app = typer.Typer(
@@ -55,33 +55,42 @@ def rerank(
     slots: Annotated[int | None, typer.Option("--slots", "-k", help="Items per slate; 10 if nobody says.")] = None,
     objective: Annotated[
         list[str] | None,
-        typer.Option("--objective", "-o", help="'new>=3', 'margin<=2.5', 'new>=30%', '2<=new<=4', 'new>=3 per traffic'."),
+        typer.Option(
+            "--objective", "-o", help="'new>=3', 'margin<=2.5', 'new>=30%', '2<=new<=4', 'new>=3 per traffic'."
+        ),
     ] = None,
     at_most_per: Annotated[
-        list[str] | None, typer.Option("--at-most-per", help="'artist<=2': at most two items with the same label in a slate.")
+        list[str] | None,
+        typer.Option("--at-most-per", help="'artist<=2': at most two items with the same label in a slate."),
     ] = None,
     decoder: Annotated[
-        str | None, typer.Option("--decoder", "-d", help="spdd, greedy, wa, ...; spdd if nobody says. See docs/rerank.md.")
+        str | None,
+        typer.Option("--decoder", "-d", help="spdd, greedy, wa, ...; spdd if nobody says. See docs/rerank.md."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the decoder: 'rate=0.2', 'scale=probability'.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="A .toml or .json file that says all of this; options come on top.")
+        str | None,
+        typer.Option("--policy", "-p", help="A .toml or .json file that says all of this; options come on top."),
     ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", help="A file with what the decoder has learnt: read if there, written after.")
+        str | None,
+        typer.Option("--state", help="A file with what the decoder has learnt: read if there, written after."),
     ] = None,
     user: Annotated[str, typer.Option("--user", help="The column of users.")] = "user",
     item: Annotated[str, typer.Option("--item", help="The column of items.")] = "item",
     score: Annotated[str, typer.Option("--score", help="The column of scores.")] = "score",
-    format_: Annotated[str | None, typer.Option("--format", help="csv, parquet or arrow, where suffixes do not say.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="csv, parquet or arrow, where suffixes do not say.")
+    ] = None,
     in_format: Annotated[str | None, typer.Option("--in-format", help="The same, of the candidates.")] = None,
     out_format: Annotated[str | None, typer.Option("--out-format", help="The same, of the slates.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where in the code a complaint came from.")] = False,
 ) -> None:
     """Build a slate for every user of a table of candidates."""
+    began = time.perf_counter()
     with _in_words(debug):
         from .policy_file import Policy, amended, parse_objectives, parse_per_group, parse_setting, read_policy
         from .table import Target, open_source, rerank_table
@@ -99,14 +108,12 @@ def rerank(
         came = format_of(source_path, in_format or format_, "--in-format")
         goes = format_of(target_path, out_format or format_, "--out-format")
         _check_apart(target_path, {"candidates": source_path, "--policy": policy, "--state": state})
-        numbers, labels = needs(stated)
         with Target(target_path, goes) as target, _progress() as show:
             path, name = _on_disk(source_path, target.folder)
-            columns = {"user": user, "item": item, "score": score, "numbers": numbers, "labels": labels}
-            source = open_source(path, came, name=name, **columns)
+            source = open_source(path, came, {"user": user, "item": item, "score": score, **needs(stated)}, name)
             summary = rerank_table(stated, source, target, state=state, progress=show(source))
         if not quiet:
-            _print(summary_page(summary))
+            _print(summary_page(summary, time.perf_counter() - began))
 
 
 @app.command()
@@ -211,20 +218,21 @@ def _progress():
         yield show
 
 
-def summary_page(summary: Summary) -> RenderableType:
+def summary_page(summary: Summary, seconds: float) -> RenderableType:
     """What was served and what it cost, on one screen."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     users = max(summary.users, 1)
-    speed = summary.rows / max(summary.seconds, 1e-9)
+    speed = summary.rows / max(seconds, 1e-9)
     lines = [
-        f"{summary.users:,} users, {summary.filled:,} of {summary.users * summary.slots:,} slots filled, "
-        f"{summary.rows:,} rows in {summary.seconds:.1f} s ({speed:,.0f} rows/s)",
+        f"{summary.users:,} user{'s' * (summary.users != 1)}, {summary.filled:,} of {summary.users * summary.slots:,} slots filled, "
+        f"{summary.rows:,} rows in {seconds:.1f} s ({speed:,.0f} rows/s)",
     ]
     if summary.few:
-        lines.append(f"{summary.few:,} users have fewer candidates than slots: their slates are shorter")
+        have = "1 user has" if summary.few == 1 else f"{summary.few:,} users have"
+        lines.append(f"{have} fewer candidates than slots, and a shorter slate")
     parts: list[RenderableType] = [Text("\n".join(lines))]
     if summary.objectives:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -17,7 +17,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import (
@@ -31,6 +31,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -53,6 +54,10 @@ DECODERS = {
     "dpp": "DPP",
     "calibrated": "Calibrated",
 }
+
+# Settings that name columns, because they say what items are like: a column of labels, or a list of columns of numbers.
+OF_ITEMS = {"mmr": "embeddings", "dpp": "embeddings", "calibrated": "table"}
+NOT_IN_FILES = ("objectives", "slots", "similarity")  # said elsewhere, or a matrix
 
 Number = StrictInt | StrictFloat
 Target = Number | StrictStr  # value units per slate, or "30%" of the slots
@@ -133,6 +138,41 @@ class Spacing(_Grouped):
         return spdd.spacing(self.name, groups, self.distance).value
 
 
+class Kinds(NamedTuple):
+    """A table of T categories per item: from a column of labels, or else from columns of numbers.
+
+    wanted: how much of each category is wanted, where the table is for that; labels that it does not name are
+            no category then: they can only take a slot from one that is wanted
+    """
+
+    column: str
+    categories: tuple[str, ...] = ()
+    wanted: Mapping[str, float] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the categories, as far as they are known before the table is."""
+        return self.categories or tuple(self.wanted or ())
+
+    @property
+    def mix(self) -> list[float]:
+        return [float((self.wanted or {}).get(name, 0)) for name in self.names]
+
+    def table(self, columns: Mapping[str, Any]) -> np.ndarray:
+        """(..., T) float64. columns: (...) labels or numbers by column name"""
+        if self.categories:
+            return np.stack([_array(columns[c]) for c in self.categories], -1).astype(np.float64)
+        given = _array(columns[self.column])
+        if self.wanted is not None:
+            return np.stack([given.astype(str) == name for name in self.wanted], -1).astype(np.float64)
+        return one_hot(labels(given))
+
+
+def one_hot(codes: np.ndarray) -> np.ndarray:
+    """(..., T) 1 at each item's code. codes: (...) whole numbers from 0 on; -1 for none"""
+    return (codes[..., None] == np.arange(codes.max(initial=0) + 1)).astype(np.float64)
+
+
 class _Categories(_Targeted):
     column: StrictStr | None = Field(None, description="A column of labels: the one category an item belongs to.")
     categories: tuple[StrictStr, ...] = Field(
@@ -141,7 +181,7 @@ class _Categories(_Targeted):
 
     @property
     def columns(self):
-        return self.categories or super().columns
+        return self.categories or (self.column or self.name,)
 
     @model_validator(mode="after")
     def _one_of_two(self):
@@ -149,15 +189,13 @@ class _Categories(_Targeted):
             raise ValueError("takes `column` (labels) or `columns` (numbers), not both")
         return self
 
-    def value(self, columns):
-        if self.categories:
-            return self.of(np.stack([_array(columns[c]) for c in self.categories], -1))
-        return self.of(self.members(_array(columns[self.columns[0]])))
+    @property
+    def kinds(self) -> Kinds:
+        """What its table is made of."""
+        return Kinds(self.column or self.name, self.categories)
 
-    def members(self, given: np.ndarray) -> np.ndarray:
-        """(..., T) 1 where an item has the category. given: (...) labels"""
-        codes = labels(given)
-        return (codes[..., None] == np.arange(codes.max(initial=-1) + 1)).astype(np.float64)
+    def value(self, columns):
+        return self.of(self.kinds.table(columns))
 
     def of(self, table: Any) -> Any:
         """table: (M, T) or (R, M, T) how much of each category an item has"""
@@ -191,14 +229,12 @@ class Calibration(_Categories):
             raise ValueError(f"wants '{strange[0]}', which is none of its `columns`: {', '.join(self.categories)}")
         return self
 
-    def members(self, given):
-        # Labels that nobody wants are no category: they can only take a slot from one that is wanted.
-        text = given.astype(str)
-        return np.stack([text == name for name in self.wanted], -1).astype(np.float64)
+    @property
+    def kinds(self):
+        return super().kinds._replace(wanted=self.wanted)
 
     def of(self, table):
-        names = self.categories or tuple(self.wanted)
-        return spdd.calibration(table, [float(self.wanted.get(name, 0.0)) for name in names])
+        return spdd.calibration(table, self.kinds.mix)
 
 
 def _kind(given: Any) -> str:
@@ -217,18 +253,59 @@ Stated = Annotated[
 ]
 
 
+_NAMES = TypeAdapter(Annotated[list[StrictStr], Field(min_length=1)])
+_MIX = TypeAdapter(Annotated[dict[StrictStr, Number], Field(min_length=1)])
+
+
 class Policy(_Strict):
     """A whole policy: which decoder, how it is set, how many slots, which objectives."""
 
-    decoder_name: Literal[*DECODERS] = Field("spdd", alias="decoder", description="Which decoder fills the slates.")
+    decoder_name: StrictStr = Field(
+        "spdd",
+        alias="decoder",
+        description="Which decoder fills the slates.",
+        json_schema_extra={"enum": list(DECODERS)},
+    )
     slots: StrictInt = Field(10, ge=1, description="Items per slate.")
     objectives: tuple[Stated, ...] = Field((), description="What slates should have enough of, or not too much of.")
     settings: dict[str, Any] = Field({}, description="Settings of the decoder, e.g. scale, rate, guard, weight.")
 
+    @field_validator("decoder_name")
+    @classmethod
+    def _known(cls, name):
+        decoder_class(name)
+        return name
+
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column the objectives need, once each."""
-        return tuple(dict.fromkeys(c for o in self.objectives for c in o.columns))
+        """Every column that is needed, once each."""
+        items = self.kinds
+        own = () if items is None else items.categories or (items.column,)
+        return tuple(dict.fromkeys([*(c for o in self.objectives for c in o.columns), *own]))
+
+    @property
+    def kinds(self) -> Kinds | None:
+        """What the decoder itself asks of items, where it does."""
+        setting = OF_ITEMS.get(self.decoder_name)
+        if setting is None:
+            return None
+        named, wanted = self.settings.get(setting), None
+        column = named if isinstance(named, str) else ""
+        try:
+            categories = () if column else _NAMES.validate_python(named)
+            if setting == "table":
+                wanted = _MIX.validate_python(self.settings.get("wanted"))
+        except ValidationError:
+            mix = (
+                ""
+                if setting == "embeddings"
+                else ", and `wanted`, the mix by label or column, like {rock = 0.6, jazz = 0.4}"
+            )
+            raise ValueError(
+                f"decoder '{self.decoder_name}' needs the setting `{setting}`, a column of labels or a list of columns "
+                f"of numbers{mix}; got {_short({k: v for k, v in self.settings.items() if k in (setting, 'wanted')})}."
+            ) from None
+        return Kinds(column, tuple(categories), wanted)
 
     def decoder(self, columns: Mapping[str, Any] | None = None) -> Decoder:
         """The decoder. columns: (M,) or (R, M) numbers or labels by column name; without, `bind` gives values later.
@@ -237,17 +314,34 @@ class Policy(_Strict):
         >>> policy.decoder({"new": [0, 0, 1]}).rerank(np.array([[3.0, 2.0, 1.0]])).items
         array([[0, 2]])
         """
+        if columns is None:
+            return self.made()
+        values = self.values(columns)
+        return self.made(None if self.kinds is None else self.kinds.table(columns)).bind(values)
+
+    def made(self, table: Any = None) -> Decoder:
+        """The decoder, no values yet. table: (M, T) or (R, M, T), what items are like, for one that asks"""
+        settings, kinds = dict(self.settings), self.kinds
+        check_settings(self.decoder_name, settings)
+        if kinds is not None:
+            if table is None:
+                raise ValueError(f"decoder '{self.decoder_name}' must know its items from the start. Give `columns`.")
+            settings[OF_ITEMS[self.decoder_name]] = table
+            if kinds.wanted is not None:
+                settings["wanted"] = kinds.mix
+        objectives = [o.objective() for o in self.objectives]
+        return decoder_class(self.decoder_name)(objectives=objectives, slots=self.slots, **settings)
+
+    def check(self) -> None:
+        """A ValueError or TypeError says why there can be no such decoder."""
         check_settings(self.decoder_name, self.settings)
-        made = decoder_class(self.decoder_name)(
-            [o.objective() for o in self.objectives], slots=self.slots, **self.settings
-        )
-        return made if columns is None else made.bind(self.values(columns))
+        self.made(None if self.kinds is None else np.ones((1, max(1, len(self.kinds.names)))))
 
     def values(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """What `Decoder.bind` takes: a value for each objective, by its name."""
         for name in self.columns:
             if name not in columns:
-                raise ValueError(f"`columns` must hold '{name}', which an objective is made of.{_near(name, columns)}")
+                raise ValueError(f"`columns` must hold '{name}', which the policy needs.{_near(name, columns)}")
         return {o.name: o.value(columns) for o in self.objectives}
 
 
@@ -287,7 +381,7 @@ def policy_of(found: Any, where: str = "policy") -> Policy:
     except ValidationError as error:
         raise ValueError("\n".join(dict.fromkeys(_message(e, where) for e in error.errors()))) from None
     try:
-        policy.decoder()
+        policy.check()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     return policy
@@ -314,6 +408,8 @@ def _message(error: Mapping[str, Any], where: str) -> str:
     came = _short(error["input"])
     known = [field.alias or name for name, field in model.model_fields.items()]
     match error["type"]:
+        case _ if path == "decoder":
+            rule = f"must be one of {', '.join(DECODERS)}, got {came}.{_close(error['input'], DECODERS)}"
         case "extra_forbidden":
             rule = f"is no key here.{_near(key[0], known)}"
         case "missing":
@@ -322,8 +418,6 @@ def _message(error: Mapping[str, Any], where: str) -> str:
             rule = f"must have a `kind` of {', '.join(KINDS)}, got {came}."
         case "value_error":
             rule = f"{error['ctx']['error']}, got {came}."
-        case "literal_error" if path == "decoder":
-            rule = f"must be one of {', '.join(DECODERS)}, got {came}.{_near(error['input'], DECODERS)}"
         case _:
             rule = f"must be {_RULES.get(key[0], error['msg'].lower())}, got {came}."
     return f"{where}: `{path}` {rule}"
@@ -352,7 +446,7 @@ _RULES = {
 
 def decoder_class(name: str) -> type[Decoder]:
     if name not in DECODERS:
-        raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got '{name}'.{_near(name, DECODERS)}")
+        raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got '{name}'.{_close(name, DECODERS)}")
     return getattr(spdd, DECODERS[name])
 
 
@@ -360,7 +454,7 @@ def settings_of(decoder: str) -> dict[str, Any]:
     """The type of each setting the decoder takes, by name."""
     made = decoder_class(decoder)
     types = typing.get_type_hints(made)
-    return {f.name: types[f.name] for f in dataclasses.fields(made) if f.init and f.name not in ("objectives", "slots")}
+    return {f.name: types[f.name] for f in dataclasses.fields(made) if f.init and f.name not in NOT_IN_FILES}
 
 
 def check_settings(decoder: str, settings: Mapping[str, Any]) -> None:
@@ -400,7 +494,9 @@ def amended(
     stated = {o.name: o.model_dump(by_alias=True, exclude_unset=True) for o in policy.objectives}
     for objective in objectives:
         stated[objective["name"]] = {**stated.get(objective["name"], {}), **objective}
-    return policy_of({**found, "objectives": list(stated.values()), "settings": {**kept, **(settings or {})}}, "command line")
+    return policy_of(
+        {**found, "objectives": list(stated.values()), "settings": {**kept, **(settings or {})}}, "command line"
+    )
 
 
 # ---- the texts of the command line ------------------------------------------------------------------------------
@@ -458,7 +554,9 @@ def parse_objectives(texts: Iterable[str]) -> list[dict[str, Any]]:
         for key in held.keys() & found.keys() - {"name"}:
             if held[key] != found[key]:
                 words = {"at_least": "floor", "at_most": "cap", "per": "`per`"}
-                raise ValueError(f"objective '{found['name']}' has two values for its {words[key]}, {held[key]} and {found[key]}. Give one.")
+                raise ValueError(
+                    f"objective '{found['name']}' has two values for its {words[key]}, {held[key]} and {found[key]}. Give one."
+                )
         held.update(found)
     return list(merged.values())
 
@@ -471,7 +569,9 @@ def parse_per_group(text: str) -> dict[str, Any]:
     """
     found = re.fullmatch(r"(?P<column>.*\S)\s*(?:<=|≤)\s*(?P<most>\d+)", text.strip(), re.DOTALL)
     if not found or int(found["most"]) < 1:
-        raise ValueError(f"--at-most-per must read like 'artist<=2', a column and a whole number of at least 1, got '{text}'.")
+        raise ValueError(
+            f"--at-most-per must read like 'artist<=2', a column and a whole number of at least 1, got '{text}'."
+        )
     column, most = found["column"], int(found["most"])
     return {"name": f"at most {most} per {column}", "kind": "per_group", "column": column, "most": most}
 
@@ -515,16 +615,19 @@ def _array(given: Any) -> np.ndarray:
     return given.detach().cpu().numpy() if hasattr(given, "detach") else np.asarray(given)
 
 
-def _near(name: Any, known: Iterable[str]) -> str:
-    """' Did you mean ...?', or what there is."""
+def _close(name: Any, known: Iterable[str]) -> str:
+    """' Did you mean ...?' where something is close."""
     known = list(known)
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6) or [k for k in known if k.lower() == str(name).lower()]
-    if close:
-        return f" Did you mean {' or '.join(f'`{c}`' for c in close)}?"
-    if not known:
-        return ""
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
+    close = close or [k for k in known if k.lower() == str(name).lower()]
+    return f" Did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else ""
+
+
+def _near(name: Any, known: Iterable[str]) -> str:
+    """The same, or else what there is."""
+    known = list(known)
     more = f" and {len(known) - 12} more" if len(known) > 12 else ""
-    return f" There is: {', '.join(known[:12])}{more}."
+    return _close(name, known) or f" There is: {', '.join(known[:12]) or 'none'}{more}."
 
 
 def _short(given: Any) -> str:

@@ -40,7 +40,8 @@ class Slate:
     dual       (R, C) price after the last slot: of the floor, of the cap where there is only a cap
     status     (R,)   MET, SHORT or IMPOSSIBLE
     reachable  (R, C) the most a slate of this row can collect of each objective by itself (the least, for a
-               cap without a floor); nan where that is not known
+               cap without a floor; the most under the cap, for both). nan where that is not known: for
+               slate-dependent values, and for a floor and a cap on values other than 0/1 in rows that can keep them
     trace      per slot, when asked for
     arm        (R,) the arm a bandit drew
     """

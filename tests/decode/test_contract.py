@@ -68,24 +68,30 @@ DECODERS = {
     "SPDD": lambda w, k: SPDD([new(w)], slots=k),
     "SPDD as printed": lambda w, k: SPDD([new(w)], slots=k, scale="probability", start=1.0, rate=1.0, guard=False),
     "SPDD from a number": lambda w, k: SPDD([new(w)], slots=k, scale="relative", start=0.3, rate=0.3),
-    "SPDD toward what is missing": lambda w, k: SPDD([new(w)], slots=k, rate=0.5, pace="remaining"),
-    "SPDD cap": lambda w, k: SPDD([new(w, at_most=1)], slots=k),
+    "SPDD warm": lambda w, k: SPDD([new(w)], slots=k, start="warm", scale="log_probability"),
+    "SPDD toward what is missing": lambda w, k: SPDD([new(w)], slots=k, start="warm", rate=0.5, pace="remaining"),
+    "SPDD cap": lambda w, k: SPDD([new(w, at_most=1)], slots=k, start="warm"),
     "SPDD floor and cap": lambda w, k: SPDD([new(w, at_least=2, at_most=3)], slots=k),
     "SPDD two": lambda w, k: SPDD([new(w), Objective("loud", w.loud, at_most="30%")], slots=k),
     "SPDD real values": lambda w, k: SPDD([Objective("worth", w.worth, at_least="60%")], slots=k, scale="sigmoid"),
-    "SPDD values of the slate": lambda w, k: SPDD([new(w), fresh_genre(w)], slots=k),
-    "SPDD over traffic": lambda w, k: SPDD([new(w, at_least=2, per="traffic")], slots=k),
+    "SPDD values of the slate": lambda w, k: SPDD([new(w), fresh_genre(w)], slots=k, start="warm"),
+    "SPDD over traffic": lambda w, k: SPDD([new(w, at_least=2, per="traffic")], slots=k, start="warm"),
     "BanditUCB": lambda w, k: spdd.BanditUCB([new(w), Objective("worth", w.worth)], slots=k),
     "BanditTS": lambda w, k: spdd.BanditTS([new(w), Objective("worth", w.worth)], slots=k),
     "MMR": lambda w, k: spdd.MMR(w.vector, slots=k, objectives=[new(w)]),
     "DPP": lambda w, k: spdd.DPP(w.vector, slots=k, weight=0.5),
-    "Calibrated": lambda w, k: spdd.Calibrated(torch.eye(4)[w.genre], [1, 2, 3, 4], slots=k, weight=0.8, objectives=[new(w)]),
+    "Calibrated": lambda w, k: spdd.Calibrated(
+        torch.eye(4)[w.genre], [1, 2, 3, 4], slots=k, weight=0.8, objectives=[new(w)]
+    ),
     "ProviderMaxMin": lambda w, k: spdd.ProviderMaxMin(w.genre, slots=k, objectives=[new(w)]),
     "Bandit of one arm": lambda w, k: spdd.BanditUCB([Objective("worth", w.worth)], slots=k, arms=[[0.8, 0.2]]),
 }
 
 # What these give a row depends on the batches before it, or on the other rows of its batch.
 SHARED = {"SPDD over traffic", "BanditUCB", "BanditTS", "ProviderMaxMin"}
+
+# What these make of scores that stand still, they make better in `rerank`, which knows that they will.
+BETTER_STATIC = {"SPDD", "SPDD floor and cap", "SPDD two", "SPDD real values"}
 
 every = pytest.mark.parametrize("name", DECODERS)
 alone = pytest.mark.parametrize("name", [name for name in DECODERS if name not in SHARED])
@@ -115,7 +121,9 @@ def static(w):
 
 
 @every
-@pytest.mark.parametrize(("items", "slots"), [(60, 10), (60, 1), (1, 1), (1, 4), (2, 1), (2, 3), (3, 3), (3, 10), (8, 8)])
+@pytest.mark.parametrize(
+    ("items", "slots"), [(60, 10), (60, 1), (1, 1), (1, 4), (2, 1), (2, 3), (3, 3), (3, 10), (8, 8)]
+)
 def test_items_are_distinct_open_and_as_many_as_there_are(name, items, slots):
     w = world(items=items)
     exclude = some_excluded(w)
@@ -179,7 +187,9 @@ def test_gained_is_the_value_of_the_items(name):
 def on_scale(scale, logits, exclude):
     """Relevance by the book. (R, M) float64"""
     logits = logits.double().numpy()
-    shifted = np.where(exclude.numpy(), -np.inf, logits) - np.where(exclude.numpy(), -np.inf, logits).max(1, keepdims=True)
+    shifted = np.where(exclude.numpy(), -np.inf, logits) - np.where(exclude.numpy(), -np.inf, logits).max(
+        1, keepdims=True
+    )
     if scale == "relative":
         return np.exp(shifted)
     if scale == "sigmoid":
@@ -367,6 +377,10 @@ def test_a_model_that_never_changes_its_mind_is_reranked(name):
     exclude, histories = some_excluded(w), [[1, 2]] * 5
     slate = DECODERS[name](w, 6).rerank(w.logits, exclude=exclude, trace=True)
     made = DECODERS[name](w, 6).generate(static(w), histories, exclude=exclude, trace=True)
+    if name in BETTER_STATIC:
+        assert torch.equal(made.status, slate.status)
+        assert (made.relevance.sum(1) <= slate.relevance.sum(1) + 1e-9).all()
+        return
     same(made, slate, exact=False)
     for field in ("dual", "slack", "plain", "cost"):
         torch.testing.assert_close(getattr(made.trace, field), getattr(slate.trace, field), equal_nan=True)
@@ -480,7 +494,9 @@ def test_trace_tells_what_each_slot_gave_up(name):
 
 def test_trace_begins_with_the_start():
     w = world()
-    slate = SPDD([new(w), Objective("loud", w.loud, at_most=2)], slots=6, start=0.7, rate=0.4, trace=True).rerank(w.logits)
+    slate = SPDD([new(w), Objective("loud", w.loud, at_most=2)], slots=6, start=0.7, rate=0.4, trace=True).rerank(
+        w.logits
+    )
     assert (slate.trace.dual[:, 0] == 0.7).all()
     assert not torch.equal(slate.trace.dual[:, 1], slate.trace.dual[:, 0])
     assert SPDD([new(w)], trace=True).rerank(w.logits, trace=False).trace is None
@@ -524,12 +540,12 @@ def test_a_row_with_its_own_seed_draws_alike_anywhere(name):
     same(more, slate, exact=False)
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in DECODERS if not name.startswith("SPDD")] + ["SPDD from a number"])
 def test_a_low_temperature_is_the_best_slate(name):
+    """Not so for a warm start: its price puts two items level, and level items are drawn alike."""
     w = world()
     best = DECODERS[name](w, 5).rerank(w.logits)
-    if name != "SPDD as printed":  # on a scale of probabilities a temperature of 1e-6 still draws among tiny ones
-        assert torch.equal(DECODERS[name](w, 5).rerank(w.logits, temperature=1e-6, seed=0).items, best.items)
+    assert torch.equal(DECODERS[name](w, 5).rerank(w.logits, temperature=1e-6, seed=0).items, best.items)
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability"])
@@ -539,7 +555,9 @@ def test_draws_follow_the_scores(scale, temperature):
     logits = torch.tensor([1.0, 0.0, -1.0, 0.5])
     slate = spdd.Greedy(slots=2, scale=scale).rerank(logits.expand(40_000, 4), temperature=temperature, seed=0)
     share = (logits.double() / temperature).softmax(0)
-    pair = torch.zeros(4, 4, dtype=torch.float64).index_put((slate.items[:, 0], slate.items[:, 1]), torch.ones(1).double(), True)
+    pair = torch.zeros(4, 4, dtype=torch.float64).index_put(
+        (slate.items[:, 0], slate.items[:, 1]), torch.ones(1).double(), True
+    )
     want = share[:, None] * share / (1 - share[:, None])
     want = want.fill_diagonal_(0) * 40_000
     far = ((pair - want) ** 2 / want.clamp_min(1e-9)).fill_diagonal_(0).sum()
@@ -549,7 +567,9 @@ def test_draws_follow_the_scores(scale, temperature):
 def test_top_p_draws_from_the_fewest_items_that_make_it_up():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     drawn = {
-        p: set(spdd.Greedy(slots=1).rerank(logits.expand(2000, 4), temperature=1.0, top_p=p, seed=1).items[:, 0].tolist())
+        p: set(
+            spdd.Greedy(slots=1).rerank(logits.expand(2000, 4), temperature=1.0, top_p=p, seed=1).items[:, 0].tolist()
+        )
         for p in (0.4, 0.6, 0.9, 1.0)
     }
     assert drawn == {0.4: {0}, 0.6: {0, 1}, 0.9: {0, 1, 2}, 1.0: {0, 1, 2, 3}}
@@ -632,7 +652,9 @@ def test_status_is_what_trying_every_slate_says(name, case):
         elif cap is None:
             assert slate.reachable[0, c] == max(sums)
         elif min(sums) <= cap:
-            assert slate.reachable[0, c] == max(s for s in sums if s <= cap + 1e-5)
+            known = set(objective.value.tolist()) <= {0.0, 1.0} or (want == IMPOSSIBLE and len(objectives) == 1)
+            most = max(s for s in sums if s <= cap + 1e-5)
+            assert slate.reachable[0, c] == most or (np.isnan(slate.reachable[0, c]) and not known)
 
 
 def test_an_impossible_row_comes_as_near_as_it_can():
@@ -676,7 +698,9 @@ def test_anything_makes_a_slate(name, items, slots, numbers, seed):
 def ask(**given):
     """`rerank` with one thing wrong."""
     w = world()
-    decoder = {k: given.pop(k) for k in list(given) if k in ("objectives", "slots", "scale", "start", "rate", "pace", "guard")}
+    decoder = {
+        k: given.pop(k) for k in list(given) if k in ("objectives", "slots", "scale", "start", "rate", "pace", "guard")
+    }
     logits = given.pop("logits", w.logits)
     return SPDD(**{"objectives": [new(w)], "slots": 4, **decoder}).rerank(logits, **given)
 
@@ -709,7 +733,7 @@ REFUSED = {
     "no slots": (lambda: ask(slots=0), "`slots` must be a whole number of at least 1, got 0"),
     "half a slot": (lambda: ask(slots=2.5), "`slots` .* got 2.5"),
     "slots of True": (lambda: ask(slots=True), "`slots` .* got True"),
-    "start": (lambda: ask(start="hot"), "`start` must be a number, or \"warm\".* got 'hot'"),
+    "start": (lambda: ask(start="hot"), '`start` must be a number, "warm" or "auto".* got \'hot\''),
     "negative start": (lambda: ask(start=-1), "`start` .* got -1"),
     "rate": (lambda: ask(rate=np.nan), "`rate` must be a number, finite and not negative, got nan"),
     "rate of None": (lambda: ask(rate=None), "`rate` .* got None"),
@@ -739,11 +763,17 @@ REFUSED = {
     "values in words": (lambda: Objective("x", ["a", "b"]), "objective 'x' must be numbers"),
     "values of no shape": (lambda: Objective("x", 1.0), r"got shape \(\)"),
     "a column without a table": (lambda: ask(objectives=[Objective("x", "is_new")]), "is the column 'is_new'"),
-    "floor below 0": (lambda: Objective("x", ONES, at_least=-1), "`at_least` of objective 'x' must be finite, not negative"),
+    "floor below 0": (
+        lambda: Objective("x", ONES, at_least=-1),
+        "`at_least` of objective 'x' must be finite, not negative",
+    ),
     "floor of nan": (lambda: Objective("x", ONES, at_least=np.nan), "`at_least` of objective 'x'.*got nan"),
     "floor in words": (lambda: Objective("x", ONES, at_least="three"), "between '0%' and '100%', got 'three'"),
     "percentage": (lambda: Objective("x", ONES, at_most="130%"), "`at_most` of objective 'x'.*got '130%'"),
-    "floor above cap": (lambda: Objective("x", ONES, at_least=3, at_most=2), "must not exceed its `at_most`.*at_least=3"),
+    "floor above cap": (
+        lambda: Objective("x", ONES, at_least=3, at_most=2),
+        "must not exceed its `at_most`.*at_least=3",
+    ),
     "share above cap": (
         lambda: ask(objectives=[Objective("x", ONES, at_least="50%", at_most=1)]),
         "floor of objective 'x' must not exceed its cap.*with 4 slots",
@@ -760,7 +790,10 @@ REFUSED = {
         lambda: ask(objectives=[Objective("x", ONES, at_least=[1, 1, 3, 1, 1], at_most="50%")]),
         "floor of objective 'x' must not exceed its cap",
     ),
-    "per": (lambda: Objective("x", ONES, per="user"), "`per` of objective 'x' must be 'slate', 'traffic' or 'both', got 'user'"),
+    "per": (
+        lambda: Objective("x", ONES, per="user"),
+        "`per` of objective 'x' must be 'slate', 'traffic' or 'both', got 'user'",
+    ),
     "personal targets of traffic": (
         lambda: Objective("x", ONES, at_least=[1, 2], per="traffic"),
         "must be one number when per='traffic'",
@@ -768,7 +801,10 @@ REFUSED = {
     # exclusions
     "unknown word": (lambda: ask(exclude="bought"), "must be 'seen', a bool mask or lists.*got 'bought'"),
     "seen without histories": (lambda: ask(exclude="seen"), "needs histories"),
-    "mask of another shape": (lambda: ask(exclude=MASK[:3]), r"`exclude` must have shape \(60,\) or \(5, 60\), got \(3, 60\)"),
+    "mask of another shape": (
+        lambda: ask(exclude=MASK[:3]),
+        r"`exclude` must have shape \(60,\) or \(5, 60\), got \(3, 60\)",
+    ),
     "lists of other rows": (lambda: ask(exclude=[[1], [2]]), "one list of items per row: 5 rows, got 2"),
     "items there are not": (lambda: ask(exclude=[[1], [2], [60], [], []]), "items from 0 to 59.*got -1 to 60"),
     "items below -1": (lambda: ask(exclude=[[-2], [2], [0], [], []]), "got -2 to 2"),
@@ -783,7 +819,10 @@ REFUSED = {
     "seed of half": (lambda: ask(temperature=1.0, seed=0.5), "`seed` must be one whole number or one per row, got 0.5"),
     "seeds of other rows": (lambda: ask(temperature=1.0, seed=[1, 2]), "5 rows, got 2 seeds"),
     # models
-    "no model": (lambda: SPDD([new(world())]).generate(len, []), "must have a function 'start'; builtin_function.*FromCallable"),
+    "no model": (
+        lambda: SPDD([new(world())]).generate(len, []),
+        "must have a function 'start'; builtin_function.*FromCallable",
+    ),
     "scores of a model": (
         lambda: SPDD([new(world())]).generate(spdd.FromCallable(lambda h: spoilt(torch.nan)), [[]] * 5),
         r"what `model\.logits` returned must be finite, got nan for row 1",

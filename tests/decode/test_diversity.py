@@ -144,11 +144,11 @@ def test_weight_0_is_greedy(name):
 def test_mmr_takes_the_farthest_when_relevance_hardly_counts():
     logits, alike = logits_of(rows=9), cosines(vectors())
     for line, items in zip(logits, spdd.MMR(vectors(), slots=SLOTS, weight=1 - 1e-9).rerank(logits).items, strict=True):
-        first, *others = items.tolist()
-        assert first == int(line.argmax())  # nothing to be like yet
-        for slot, item in enumerate(others, 1):
-            near = alike[:, items[:slot]].max(1)
-            near[items[:slot]] = np.inf
+        assert items[0] == line.argmax()  # nothing to be like yet
+        for slot, item in enumerate(items.tolist()[1:], 1):
+            placed = items[:slot].tolist()
+            near = alike[:, placed].max(1)
+            near[placed] = np.inf
             assert item == near.argmin()
 
 

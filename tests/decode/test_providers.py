@@ -39,9 +39,9 @@ def served(decoder, batches=60, **more):
 def test_the_worst_off_provider_rises_and_relevance_pays():
     least, relevance = served(spdd.Greedy(slots=SLOTS))
     assert least < 0.02
-    assert relevance > 3.1
+    assert relevance > 3
     before = least, relevance
-    for weight, at_least, keeps in [(0.3, 0.05, 0.99), (0.5, 0.4, 0.94), (0.8, 0.9, 0.75)]:
+    for weight, at_least, keeps in [(0.3, 0.05, 0.99), (0.5, 0.6, 0.85), (0.8, 0.95, 0.7)]:
         now = served(spdd.ProviderMaxMin(OWNER, weight=weight, slots=SLOTS))
         assert now[0] > at_least
         assert now[1] > keeps * relevance
@@ -102,8 +102,6 @@ def test_items_of_no_provider_have_no_price_and_no_exposure():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0, -2.0]])
     assert decoder.rerank(logits).items.tolist() == [[0, 1, 2]]
     assert (decoder.exposure.provider, decoder.exposure.shown) == ((5, 9), (1, 0))
-    for _ in range(4):
-        decoder.rerank(logits)
     assert decoder.rerank(logits).items[0, 0] == 4  # 9's best, over both that are nobody's
     assert decoder._bonus()(torch.full((1, 3), -1))[0, :2].tolist() == [0, 0]
 
@@ -154,10 +152,10 @@ def test_a_provider_long_well_off_is_helped_soon_after_its_luck_turns():
     for _ in range(5000):
         exposure = exposure.moved([10, 0], rows=1, rate=0.3, momentum=0.5)
     assert exposure.price[0] > -1 + SHARED / 2
-    for batches in range(1, 100):
+    batches = 0
+    while exposure.price[0] < 0:
         exposure = exposure.moved([0, 10], rows=1, rate=0.3, momentum=0.5)
-        if exposure.price[0] > 0:
-            break
+        batches += 1
     assert batches < 20
 
 

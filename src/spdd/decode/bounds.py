@@ -65,8 +65,8 @@ def regret_bound(duals, gained, share, *, items=None, sigma=0.0, delta=0.05) -> 
 
         OPT - ALG <= max over m in {l_min, l_max} of sum_k max(l_{k-1} r_k, m r_k)      (+ `noise_term`)
 
-    l_min and l_max are the smallest and largest price any slot was filled at. At most
-    sum_k l_{k-1} r_k + (l_max - l_min) R (1 - share / largest value): the paper has only the first sum (Lemma 1).
+    l_min and l_max are the smallest and largest price any slot was filled at. The paper has sum_k l_{k-1} r_k alone
+    (Lemma 1); what it leaves out is at most (l_max - l_min) R (1 - share / largest value).
 
     Why, for scores that do not move. Let S be the best slate and N the n slots whose item is not in S; the n items of
     S never shown were free at all of them, so for each slot k in N and each such item i,
@@ -77,6 +77,8 @@ def regret_bound(duals, gained, share, *, items=None, sigma=0.0, delta=0.05) -> 
     the second step because S meets the floor. Slot by slot that is at most max(l_{k-1} r_k, m r_k), whichever slots
     are in N; the sum is convex in m, so one end of [l_min, l_max] is the worst. The paper compares slot k with a
     maximum over *all* items, also used ones; then every r_k counts at its own price, which is not true of shared items.
+    (Pairing in any one way: the b(i) - share sum to 0 or more over the slate, so their negative parts, each at most
+    share, cannot exceed R (1 - share / largest value), and prices differ by l_max - l_min at most.)
 
     duals: (R, K+1), l_0 ... l_K.  gained: (R, K), value taken at each slot.  share: floor / slots, number or (R,).
     items: number of items, with sigma (number or (R,)) and delta: for scores that move as in Assumption 1. Then
@@ -107,9 +109,11 @@ def regret_bound_paper(duals, gained, share, *, rate, items=None, sigma=0.0, del
 
 
 def mirror_bound(duals, gained, share, *, rate) -> Tensor:
-    """What the prices paid can sum to, whatever the scores: sum_k l_{k-1} r_k <= (this), (R,). For |rate * r_k| <= 1.
+    """The most that sum_k l_{k-1} r_k can be, whatever the scores, if |rate * r_k| <= 1: (R,).
 
-    (l_0 - l_K) / eta + eta sum_k l_{k-1} r_k^2          from e^-x <= 1 - x + x^2
+        (l_0 - l_K) / eta + eta sum_k l_{k-1} r_k^2
+
+    From e^-x <= 1 - x + x^2. Arguments as in `regret_bound_paper`.
     """
     price, r = _run(duals, gained, share)
     first, second = _mirror_terms(duals, r, rate)
@@ -171,7 +175,7 @@ def dual_function(relevance, value, dual, *, slots, floor=None, cap=None, eligib
     A price on a target that is not there gives infinity.
     """
     problem = _problem(relevance, value, slots, floor, cap, eligible)
-    return _dual_value(problem, _columns(dual, *problem.floor.shape, 0.0))
+    return _dual_value(problem, _columns(dual, problem.relevance, problem.floor.shape[1], 0.0))
 
 
 class DualMinimum(NamedTuple):
@@ -272,7 +276,7 @@ def check_assumption(scores) -> AssumptionReport:
     p-value below 0.005 and effect above its limit. Effects, for changes divided by their row's sigma:
 
     - "zero mean": root mean square of the items' mean changes, limit 0.1 sigma;
-    - "normal": the larger of |skewness| and half the |excess kurtosis|, limit 0.25;
+    - "normal": the larger of |skewness| and half the |excess kurtosis| (Jarque-Bera), limit 0.25;
     - "same variance over items", "... over slots": spread of the relative variance, limit 0.25;
     - "independent items": root mean square correlation between two items, limit 0.1;
     - "independent slots": |correlation| of an item's change with its next, limit 0.1.
@@ -286,11 +290,12 @@ def check_assumption(scores) -> AssumptionReport:
     scores = torch.as_tensor(scores).double()
     if scores.ndim != 3 or scores.shape[1] < 2:
         raise ValueError(f"`scores` must be (rows, slots, items) with at least 2 slots, got {tuple(scores.shape)}.")
+    if not torch.isfinite(scores).all():
+        raise ValueError("`scores` must be finite: leave out the items that are masked with -inf or nan.")
     sigma = estimate_sigma(scores).plain
     items = torch.linspace(0, scores.shape[2] - 1, min(64, scores.shape[2])).round().long().unique()
-    moving = scores[sigma > 0][:, :, items].diff(
-        dim=1
-    )  # a row whose scores never move has sigma 0 and keeps everything
+    # Rows whose scores never move keep the assumption with sigma 0; they have nothing to look at.
+    moving = scores[sigma > 0][:, :, items].diff(dim=1)
     z = moving / moving.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-300)  # (R, T, M)
     checks = _checks(z) if z.numel() else ()
     return AssumptionReport(all(check.holds for check in checks), float(sigma.median()), checks)
@@ -302,30 +307,20 @@ def _checks(z) -> tuple[Check, ...]:
     Dividing a row by its own sigma pulls the fourth moment down by n / (n + 2), n = T M, exactly; that is undone.
     """
     rows, steps, items = z.shape
-    count = z.numel()
-    mean = z.mean((0, 1))  # (M,)
+    per_item, per_slot = rows * steps, rows * items
+    mean = z.mean((0, 1)).square()  # (M,)
+    off_mean = _beyond(mean, 1 / per_item)
     skewness = float((z**3 - 3 * z).mean())  # a mean that is off is another check's business
     fourth = float((z**4).mean()) * (1 + 2 / (steps * items))
-    lag = z[:, 1:] * z[:, :-1]
+    off_normal = max(abs(skewness), abs(fourth - 3) / 2)
     checks = [
-        _chi_square(
-            "zero mean",
-            float(mean.square().sum()) * rows * steps,
-            items,
-            _beyond(mean.square(), 1 / (rows * steps)),
-            0.1,
-        ),
-        _chi_square(
-            "normal",
-            count * skewness**2 / 6 + _kurtosis_score(fourth, count) ** 2,
-            2,
-            max(abs(skewness), abs(fourth - 3) / 2),
-            0.25,
-        ),
-        _same_variance("same variance over items", z.square().mean((0, 1)), rows * steps, fourth),
-        _same_variance("same variance over slots", z.square().mean((0, 2)), rows * items, fourth),
+        _chi_square("zero mean", float(mean.sum()) * per_item, items, off_mean, 0.1),
+        _chi_square("normal", z.numel() * (skewness**2 / 6 + (fourth - 3) ** 2 / 24), 2, off_normal, 0.25),
+        _same_variance("same variance over items", z.square().mean((0, 1)), per_item, fourth),
+        _same_variance("same variance over slots", z.square().mean((0, 2)), per_slot, fourth),
         _independent_items(z.flatten(0, 1)),
     ]
+    lag = z[:, 1:] * z[:, :-1]
     if lag.numel():
         statistic = float(lag.sum()) / lag.numel() ** 0.5
         checks.append(_verdict("independent slots", statistic, _two_sided(statistic), abs(float(lag.mean())), 0.1))
@@ -351,20 +346,6 @@ def _independent_items(z):
     variance = 2 * (number - 1) / (number**2 * (number + 2))
     statistic = float((square - 1 / number).sum()) / (len(square) * variance) ** 0.5
     return _verdict("independent items", statistic, _two_sided(statistic) / 2, _beyond(square, 1 / number), 0.1)
-
-
-def _kurtosis_score(fourth, n):
-    """Fourth moment of n standard normal numbers as a standard normal number (Anscombe and Glynn, 1983).
-
-    Its own distribution has a long right tail: without this, one sample of 1,000 in 20 would pass for heavy-tailed.
-    """
-    n = max(n, 8)
-    scale = math.sqrt(24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5)))
-    x = (fourth - 3 * (n - 1) / (n + 1)) / scale
-    tail = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
-    a = 6 + 8 / tail * (2 / tail + math.sqrt(1 + 4 / tail**2))
-    ratio = (1 - 2 / a) / max(1 + x * math.sqrt(2 / (a - 4)), 1e-12)
-    return (1 - 2 / (9 * a) - ratio ** (1 / 3)) / math.sqrt(2 / (9 * a))
 
 
 def _beyond(squares, expected):
@@ -402,27 +383,26 @@ class _Problem(NamedTuple):
 def _problem(relevance, value, slots, floor, cap, eligible) -> _Problem:
     relevance = torch.as_tensor(relevance).double()
     rows, items = relevance.shape
-    eligible = torch.ones(items, dtype=torch.bool) if eligible is None else torch.as_tensor(eligible)
-    eligible = eligible.expand(rows, items)
-    value = torch.as_tensor(value).double()
+    eligible = torch.as_tensor(True if eligible is None else eligible, device=relevance.device).expand(rows, items)
+    value = torch.as_tensor(value, device=relevance.device).double()
     value = value[:, None] if value.ndim == 1 else value
     objectives = value.shape[-1]
     return _Problem(
         relevance.masked_fill(~eligible, 0.0),  # it may be -inf there
         value.expand(rows, items, objectives),
-        _columns(floor, rows, objectives, -math.inf),
-        _columns(cap, rows, objectives, math.inf),
+        _columns(floor, relevance, objectives, -math.inf),
+        _columns(cap, relevance, objectives, math.inf),
         eligible,
         min(slots, items),
     )
 
 
-def _columns(number, rows, objectives, absent):
-    """A target or price as (R, C)."""
-    number = torch.as_tensor(absent if number is None else number).double()
+def _columns(number, relevance, objectives, absent):
+    """A target or price as (R, C), where `relevance` is."""
+    number = torch.as_tensor(absent if number is None else number, device=relevance.device).double()
     if number.ndim == 1 and objectives == 1:
         number = number[:, None]
-    return number.expand(rows, objectives)
+    return number.expand(len(relevance), objectives)
 
 
 def _top(problem, score):
@@ -473,10 +453,10 @@ def _best_price(problem, dual, c):
     too low (it misses the target) and at one that is too high. Where their lines cross ask for the best slate: if it
     is no better than they are, this is the minimum; if it is, it replaces one of them.
     """
-    base = _priced(problem, dual.index_fill(1, torch.tensor([c]), 0.0))  # (R, M)
+    base = _priced(problem, dual * (torch.arange(dual.shape[1], device=dual.device) != c))  # (R, M)
     value, floor, cap = problem.value[:, :, c], problem.floor[:, c], problem.cap[:, c]
     plain = _sum(value, _top(problem, base))
-    # A cap is a floor on minus the value. Where nothing is missed the target is 0 of nothing, and the price stays 0.
+    # A cap is a floor on minus the value. Where nothing is missed, value and target become 0 and the price stays 0.
     sign = (plain < floor).double() - (plain > cap).double()
     target = torch.where(sign > 0, floor, torch.where(sign < 0, -cap, 0.0))
     value = value * sign[:, None]

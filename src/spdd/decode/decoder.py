@@ -158,12 +158,12 @@ class Decoder:
         view = View(worth, value, _all(eligible, worth), None, static=True)
         problem, reach, begun = self._begin(value, eligible, view)
 
-        def walk(problem: Problem, trace: bool):
+        def walk(problem: Problem, trace: bool, only: Tensor | None = None):
             def look(state: State) -> View:
                 open_ = primal_dual.open_items(problem, state)
                 return View(worth, primal_dual.value_now(problem, state), open_, None)
 
-            return run(problem, begun, look, lambda chosen, place: None, sampling, trace)
+            return run(problem, begun, look, lambda chosen, place: None, sampling, trace, only)
 
         again = sampling is None and problem.guard is not None and self.polished(value)
         state, steps = walk(problem, trace and not again)
@@ -171,8 +171,9 @@ class Decoder:
             price = primal_dual.net_price(problem, begun)
             priced = problem.combine(worth, value, price)
             best = polish(worth, value, view.open, priced, problem.guard, steps.items)
-            # Walked once more over these items only, so that order, prices and trace are those of the slate.
-            state, steps = walk(problem._replace(eligible=best), trace)
+            # Walked once more over these items alone, so that order, prices and trace are those of the slate. They keep
+            # the promises together, whatever their order: nothing is left to guard.
+            state, steps = walk(problem._replace(guarded=False, guard=None), trace, best)
         return self._pack(problem, reach, state, _renamed(steps, items))
 
     def _walk_groups(self, worth, value, found, items, groups, trace) -> Slate:

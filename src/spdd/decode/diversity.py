@@ -62,7 +62,7 @@ class Diverse(Decoder):
 class MMR(Diverse):
     """Maximal marginal relevance (Carbonell and Goldstein 1998): (1 - w) · relevance - w · similarity to the nearest item.
 
-    embeddings: (M, D), of which the cosine is the similarity
+    embeddings: (M, D), or (R, M, D) for one table per row, of which the cosine is the similarity
     similarity: (M, M), instead of embeddings
     weight:     w in [0, 1)
     """
@@ -75,7 +75,7 @@ class MMR(Diverse):
         self._alike = Similarity(self.embeddings, self.similarity)
 
     def _shape(self):
-        return (self._alike.items,)
+        return self._alike.shape
 
     def _bonus(self):
         return Running(
@@ -83,7 +83,7 @@ class MMR(Diverse):
         )
 
     def _none(self, chosen):
-        return torch.full((len(chosen), self._alike.items), -torch.inf, dtype=torch.float64, device=chosen.device)
+        return torch.full((len(chosen), self._alike.shape[-1]), -torch.inf, dtype=torch.float64, device=chosen.device)
 
     def _nearer(self, nearest, items):
         return torch.maximum(nearest, self._alike.to(items).masked_fill(items[:, None] < 0, -torch.inf))
@@ -97,7 +97,7 @@ class DPP(Diverse):
     by item with the Cholesky factor growing along (Chen, Zhang and Zhou 2018). Once the slate spans all there is to
     span, the rest of its slots go by relevance.
 
-    embeddings: (M, D), of which the cosine is the similarity; an item of zeros is like no other
+    embeddings: (M, D), or (R, M, D) for one table per row, of which the cosine is the similarity; an item of zeros is like no other
     similarity: (M, M), instead of embeddings; positive semi-definite
     weight:     w in [0, 1)
     """
@@ -110,7 +110,7 @@ class DPP(Diverse):
         self._alike = Similarity(self.embeddings, self.similarity)
 
     def _shape(self):
-        return (self._alike.items,)
+        return self._alike.shape
 
     def _bonus(self):
         return Running(self._nothing, self._grown, lambda memory: self._price * memory[0].clamp_min(ALIKE).log())
@@ -187,7 +187,7 @@ class Similarity:
             )
         self.given = similarity is not None
         name = "similarity" if self.given else "embeddings"
-        numbers = _matrix(similarity if self.given else embeddings, name)
+        numbers = _matrix(similarity if self.given else embeddings, name, (2,) if self.given else (2, 3))
         if self.given:
             if numbers.shape[0] != numbers.shape[1] or not torch.allclose(numbers, numbers.T):
                 raise ValueError(
@@ -197,22 +197,28 @@ class Similarity:
                 )
             own = numbers.diagonal()
         else:
-            numbers = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
-            own = torch.ones_like(numbers[:, 0])
+            numbers = numbers / numbers.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
+            own = torch.ones_like(numbers[..., 0])
         self.placed = Placed(numbers, own)
 
     @property
-    def items(self) -> int:
-        return len(self.placed.first[0])
+    def shape(self) -> tuple[int, ...]:
+        """(M,), or (R, M) where rows have embeddings of their own."""
+        return tuple(self.placed.first[1].shape)
 
     def to(self, items: Tensor) -> Tensor:
         """(R, M) of every item to each row's item. items: (R,)"""
         numbers, _ = self.placed.on(items)
-        numbers = numbers[items.clamp_min(0)] if self.given else numbers[items.clamp_min(0)] @ numbers.T
+        place = items.clamp_min(0)
+        if numbers.dim() == 3:
+            own = numbers[torch.arange(len(items), device=items.device), place]
+            numbers = (numbers @ own[:, :, None])[:, :, 0]
+        else:
+            numbers = numbers[place] if self.given else numbers[place] @ numbers.T
         return (numbers * STEPS).round() / STEPS
 
     def itself(self, like: Tensor) -> Tensor:
-        """(M,) of every item to itself."""
+        """(M,) or (R, M) of every item to itself."""
         return self.placed.on(like)[1]
 
 
@@ -245,13 +251,13 @@ def in_range(given: Any, name: str, low: float, high: float, rule: str) -> float
     return float(given)
 
 
-def _matrix(given: Any, name: str) -> Tensor:
+def _matrix(given: Any, name: str, dims: tuple[int, ...]) -> Tensor:
     try:
         numbers = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
         numbers = numbers.to(torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"`{name}` must be a matrix of numbers, got {type(given).__name__} ({error}).") from None
-    if numbers.dim() != 2 or 0 in numbers.shape:
+    if numbers.dim() not in dims or 0 in numbers.shape:
         raise ValueError(f"`{name}` must be a matrix with one line per item, got shape {tuple(numbers.shape)}.")
     if not bool(torch.isfinite(numbers).all()):
         row = int((~torch.isfinite(numbers)).any(1).nonzero()[0, 0])

@@ -176,7 +176,11 @@ def _search(value, eligible, floor, cap, size):
     place = pool.gather(1, _local_search(near, near_ok, floor, cap, size))
     reachable = torch.where(torch.isinf(floor), low, high)
     window = torch.isfinite(floor) & torch.isfinite(cap)
-    reachable = torch.where(window, torch.minimum(high, cap), reachable)
+    # The largest sum under a cap is a knapsack: known at once for 0/1 values, found for rows that turn out impossible.
+    binary = ((value == 0) | (value == 1)).all(2).all(1)
+    under_cap = torch.where(binary, (cap + slack_of(cap)).floor(), torch.nan)
+    under_cap = torch.where(cap <= low, low, torch.where(cap >= high, high, under_cap))
+    reachable = torch.where(window, under_cap, reachable)
     miss = _violation(_collected(value, eligible, place), floor, cap) > 0
     solved = {}  # rows that share items and targets are one problem
     for row in miss.nonzero()[:, 0].tolist():  # the few rows local search could not settle

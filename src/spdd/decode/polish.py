@@ -24,7 +24,7 @@ def polish(relevance: Tensor, value: Tensor, open_: Tensor, priced: Tensor, guar
     slate = slate.scatter(1, chosen.remainder(width + 1), True)[:, :width]
     # The slate's own columns are always in the pool, so that an item given up may come back.
     rank = priced.masked_fill(~open_, -torch.inf).masked_fill(slate, torch.inf)
-    pool = rank.topk(min(width, POOL), 1).indices  # (R, P)
+    pool = _best(rank, min(width, POOL))
     worth, can = relevance.gather(1, pool), open_.gather(1, pool)
     inside = slate.gather(1, pool)
     values = [v.expand(rows, -1).gather(1, pool) for v in value[guard.columns]]
@@ -43,3 +43,11 @@ def polish(relevance: Tensor, value: Tensor, open_: Tensor, priced: Tensor, guar
         inside = inside.scatter(1, out[:, None], inside.gather(1, out[:, None]) & ~kept[:, None])
         inside = inside.scatter(1, in_[:, None], inside.gather(1, in_[:, None]) | kept[:, None])
     return torch.zeros_like(open_).scatter(1, pool, inside)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """(R, k) columns of the k largest scores, ascending; of equal ones the lower columns (`topk` takes any)."""
+    least = scores.topk(k, 1).values[:, -1:]
+    above, level = scores > least, scores == least
+    taken = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return taken.nonzero()[:, 1].view(len(scores), k)

@@ -167,8 +167,9 @@ class Exposure:
             loaded = Exposure(*lists, slates=found["slates"], batches=found["batches"])
             loaded.check()
         except (KeyError, TypeError, ValueError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(
-                f"state of providers '{path}' cannot be read: {error}. Start again without it, or restore a good copy."
+                f"state of providers '{path}' cannot be read: {what}. Start again without it, or restore a good copy."
             ) from None
         if loaded.provider != self.provider:
             raise ValueError(

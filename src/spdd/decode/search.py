@@ -86,14 +86,20 @@ def run(
     move: Callable[[Tensor, Tensor], None],
     sampling=None,
     trace=False,
+    only=None,
 ):
-    """The final state and the steps that led to it. look: what a slot sees. move: tells the model what was chosen."""
+    """The final state and the steps that led to it. look: what a slot sees. move: tells the model what was chosen.
+
+    only: (R, N) bool, columns that may be chosen at all; others count as open still in the story of the slots
+    """
     steps = []
     for slot in range(problem.slots):
         view = look(state)
         price = primal_dual.net_price(problem, state)
         scores = primal_dual.score(problem, state, view.relevance, view.value, price)
         scores = primal_dual.bar(problem, state, view.value, view.open, scores)
+        if only is not None:
+            scores = scores.masked_fill(~only, -torch.inf)
         drawn = scores if sampling is None else _perturb(problem, scores, view, slot, sampling)
         place = _lowest_of_best(drawn, view.items)
         taken = scores.gather(1, place) > -torch.inf

@@ -14,7 +14,7 @@ import torch
 
 from ..slate import Slate
 from . import primal_dual
-from .decoder import Decoder, Settings, _all, _best_of_groups
+from .decoder import Decoder, Settings, _all, _best_of_groups, _renamed
 from .search import View, run
 from .spdd import Greedy
 
@@ -87,7 +87,10 @@ class EPR(WA):
         value = problem.value.expand(-1, len(items), -1).gather(2, items.expand(len(problem.value), -1, -1))
 
         def at_places(function):
-            return lambda chosen: function(_lookup(items, chosen)).gather(1, items)
+            def value(chosen):
+                return function(items.gather(1, chosen.clamp_min(0)).where(chosen >= 0, -1)).gather(1, items)
+
+            return value
 
         moving = tuple((c, at_places(function)) for c, function in problem.moving)
         problem = problem._replace(value=value, moving=moving, eligible=found)
@@ -97,14 +100,7 @@ class EPR(WA):
             return View(worth, primal_dual.value_now(problem, state), primal_dual.open_items(problem, state), None)
 
         state, steps = run(problem, state, look, lambda chosen, place: None, trace=trace)
-        if trace:
-            steps = steps._replace(story=steps.story._replace(plain=_lookup(items, steps.story.plain)))
-        steps = steps._replace(items=_lookup(items, steps.items))
-        return self._pack(problem, reach, state, steps)
-
-
-def _lookup(items, places):
-    return items.gather(1, places.clamp_min(0)).where(places >= 0, -1)
+        return self._pack(problem, reach, state, _renamed(steps, items))
 
 
 def prices_of(weight: Any, objectives: int) -> list[float]:

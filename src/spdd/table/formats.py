@@ -25,4 +25,6 @@ def format_of(path: str | None, given: str | None, option: str) -> str:
         if suffix in suffixes:
             return name
     known = ", ".join(s for suffixes in FORMATS.values() for s in suffixes)
-    raise ValueError(f"the format of '{path}' must show in its suffix ({known}), got '{suffix}'. Or say it: {option} csv.")
+    raise ValueError(
+        f"the format of '{path}' must show in its suffix ({known}), got '{suffix}'. Or say it: {option} csv."
+    )

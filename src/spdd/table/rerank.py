@@ -6,8 +6,7 @@ objectives cost: the same candidates are decoded greedily, on the same scale, fo
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import torch
 import spdd
 
 from ..objective import TOLERANCE
-from ..policy_file import DECODERS, Policy, decoder_class
+from ..policy_file import DECODERS, Kinds, Policy, decoder_class, one_hot
 from .source import Source, chunks
 from .target import Target
 
@@ -56,7 +55,6 @@ class Summary:
     status: np.ndarray = field(default_factory=lambda: np.zeros(3, dtype=np.int64))  # met, short, impossible
     relevance: float = 0.0
     greedy: float = 0.0
-    seconds: float = 0.0
 
 
 class Grid(NamedTuple):
@@ -74,13 +72,17 @@ class Grid(NamedTuple):
         return np.where(self.real, column[self.row], np.asarray(empty, dtype=column.dtype))
 
 
-def needs(policy: Policy) -> tuple[list[str], list[str]]:
-    """The columns of numbers and of labels that a policy's objectives are made of."""
-    numbers, labels = {}, {}
+def needs(policy: Policy) -> dict[str, str]:
+    """The columns a policy needs, by our own names for them: n: values, x: any finite numbers, l: labels."""
+    found = {}
     for o in policy.objectives:
-        is_number = o.kind == "value" or getattr(o, "categories", ())
-        (numbers if is_number else labels).update(dict.fromkeys(o.columns))
-    return list(numbers), list(labels)
+        role = "n" if o.kind == "value" or getattr(o, "categories", ()) else "l"
+        found |= {f"{role}:{c}": c for c in o.columns}
+    if policy.kinds is not None:
+        role = "n" if policy.kinds.wanted is not None else "x"
+        own = {f"{role}:{c}": c for c in policy.kinds.categories}
+        found |= own or {f"l:{policy.kinds.column}": policy.kinds.column}
+    return found
 
 
 def rerank_table(
@@ -98,20 +100,21 @@ def rerank_table(
     rows:     of the table that are decoded at a time, about; shared prices move after each such batch
     progress: told how many rows are done
     """
-    began = time.perf_counter()
-    decoder = policy.decoder()
-    if state is not None:
-        _check_state(decoder, Path(state))
+    about_items = policy.kinds
+    decoder = policy.made(None if about_items is None else np.ones((1, max(1, len(about_items.names)))))
+    save = None if state is None else _learner(decoder, Path(state))
     plain = spdd.Greedy(slots=policy.slots, scale=decoder.scale)
-    summary = Summary(decoder.scale, policy.slots, [_tally(o) for o in decoder.objectives])
+    summary = Summary(decoder.scale, policy.slots, [*map(_tally, policy.objectives, decoder.objectives)])
     check_output_names(source, policy)
     for chunk in chunks(source, rows, target.folder):
         _check_unique(chunk, source)
         columns = {column.name: column.to_numpy() for column in chunk.select(_matrices(policy))}
         parts, users = [], []
-        for some, grid in grids(chunk, _cells(policy)):
+        for some, grid in grids(chunk, _cells(policy, columns)):
             values = {o.name: _value(o, columns, grid) for o in policy.objectives}
             scores = grid.fill(columns["score"])
+            if about_items is not None:
+                decoder = policy.made(_table(about_items, columns, grid))  # such decoders learn nothing
             slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
             _count(summary, decoder, slate, plain.rerank(scores, exclude=~grid.real), grid)
             parts.append(_rows(chunk, grid, slate, decoder, policy, source))
@@ -120,9 +123,8 @@ def rerank_table(
         target.add(whole if len(parts) == 1 else whole[np.argsort(np.concatenate(users), kind="stable")])
         progress(len(chunk))
     target.finish()
-    if state is not None:
-        decoder.save(state)
-    summary.seconds = time.perf_counter() - began
+    if save is not None:
+        save(state)
     return summary
 
 
@@ -170,39 +172,49 @@ def grids(chunk: pl.DataFrame, cells: int) -> Iterator[tuple[np.ndarray, Grid]]:
         yield users, Grid(np.where(real, start[users, None] + place, 0), real)
 
 
-def _cells(policy: Policy) -> int:
+def _kinds(policy: Policy) -> list[Kinds]:
+    tables = [o.kinds for o in policy.objectives if hasattr(o, "kinds")]
+    return tables if policy.kinds is None else [*tables, policy.kinds]
+
+
+def _cells(policy: Policy, columns: Mapping[str, np.ndarray]) -> int:
     """How many entries a grid may have: fewer where an entry costs more memory."""
-    wide = [len(getattr(o, "categories", ())) or len(getattr(o, "wanted", ())) or 8 for o in policy.objectives if o.kind in ("coverage", "calibration")]
+    wide = [len(kinds.names) or int(columns[f"l:{kinds.column}"].max()) + 1 for kinds in _kinds(policy)]
     return CELLS // (1 + len(policy.objectives) + sum(wide))
 
 
 def _matrices(policy: Policy) -> list[pl.Expr]:
-    """The score, and what every objective's value is made of, as columns of numbers."""
+    """The score, and what every value and table is made of, as columns of numbers."""
     found = {"score": pl.col("score")}
-    for o in policy.objectives:
-        for c in o.columns:
-            if o.kind == "value" or getattr(o, "categories", ()):
-                found[f"n:{c}"] = pl.col(f"n:{c}").cast(pl.Float64)
-            elif o.kind == "calibration":
-                for label in o.wanted:
-                    name = f"l:{c}={label}"
-                    found[name] = (pl.col(f"l:{c}").cast(pl.String) == label).cast(pl.Float64).alias(name)
-            else:  # only users' own candidates have to be told apart
-                found[f"l:{c}"] = pl.col(f"l:{c}").rank("dense").over("user").cast(pl.Int64) - 1
+    for own, column in needs(policy).items():
+        if own[0] == "l":  # only a user's own candidates have to be told apart
+            found[own] = pl.col(own).rank("dense").over("user").cast(pl.Int64) - 1
+        else:
+            found[own] = pl.col(own).cast(pl.Float64)
+        for label in {label for kinds in _kinds(policy) if kinds.column == column for label in kinds.wanted or ()}:
+            name = f"{own}={label}"
+            found[name] = (pl.col(own).cast(pl.String) == label).cast(pl.Float64).alias(name)
     return list(found.values())
 
 
 def _value(o, columns: Mapping[str, np.ndarray], grid: Grid) -> Any:
     """What to bind objective `o` to for the users of this grid."""
-    column = o.columns[0]
+    if hasattr(o, "kinds"):
+        return o.of(_table(o.kinds, columns, grid))
     if o.kind == "value":
-        return grid.fill(columns[f"n:{column}"])
-    if getattr(o, "categories", ()):
-        return o.of(np.stack([grid.fill(columns[f"n:{c}"]) for c in o.columns], -1))
-    if o.kind == "calibration":
-        return o.of(np.stack([grid.fill(columns[f"l:{column}={label}"]) for label in o.wanted], -1))
-    groups = grid.fill(columns[f"l:{column}"], -1)
-    return o.of(o.members(groups)) if o.kind == "coverage" else o.of(groups)
+        return grid.fill(columns[f"n:{o.columns[0]}"])
+    value = o.of(grid.fill(columns[f"l:{o.column}"], -1))
+    # Looking ahead counts what a user may have, and padding is nothing.
+    return value.within(torch.from_numpy(grid.real)) if o.kind == "spacing" else value
+
+
+def _table(kinds: Kinds, columns: Mapping[str, np.ndarray], grid: Grid) -> np.ndarray:
+    """(R, N, T) how much of each category each candidate has."""
+    names = [f"n:{c}" if f"n:{c}" in columns else f"x:{c}" for c in kinds.categories]
+    names = names or [f"l:{kinds.column}={label}" for label in kinds.wanted or ()]
+    if names:
+        return np.stack([grid.fill(columns[name]) for name in names], -1)
+    return one_hot(grid.fill(columns[f"l:{kinds.column}"], -1))
 
 
 def _check_unique(chunk: pl.DataFrame, source: Source) -> None:
@@ -252,9 +264,11 @@ def given(value: Any, items: np.ndarray) -> np.ndarray:
 # ---- the summary ----------------------------------------------------------------------------------------------------
 
 
-def _tally(objective) -> Tally:
+def _tally(stated, objective) -> Tally:
     floor, cap = objective.at_least, objective.at_most
-    if floor is None and cap is None:
+    if stated.kind in ("per_group", "spacing"):
+        asked = "no breach"
+    elif floor is None and cap is None:
         asked = "nothing"
     elif cap is None:
         asked = f"at least {floor}"
@@ -287,14 +301,18 @@ def _count(summary: Summary, decoder, slate, plain, grid: Grid) -> None:
         tally.impossible += int(beyond.sum())
 
 
-def _check_state(decoder, state: Path) -> None:
-    """What the file knows goes into the decoder; a file that cannot be written later is refused now."""
-    if not hasattr(decoder, "save"):
+def _learner(decoder, state: Path) -> Callable[[Any], None]:
+    """How to save what the decoder learns, once what the file knows is in it. A file that could not be written is refused."""
+    save = getattr(decoder, "save", None)
+    if save is None:
         learners = [name for name in DECODERS if hasattr(decoder_class(name), "save")]
-        raise ValueError(f"--state needs a decoder that learns ({', '.join(learners)}), {type(decoder).__name__} does not. Leave it out.")
+        raise ValueError(
+            f"--state needs a decoder that learns ({', '.join(learners)}), {type(decoder).__name__} does not. Leave it out."
+        )
     if state.is_dir():
         raise ValueError(f"state '{state}' is a folder. Name a file in it.")
     if not state.parent.is_dir():
         raise ValueError(f"the folder of state '{state}' does not exist. Make it first: mkdir -p '{state.parent}'.")
     if state.exists():
         decoder.load(state)
+    return save

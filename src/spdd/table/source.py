@@ -3,7 +3,8 @@
 A first pass counts each user's rows, which decides the chunks: users in the order they first appear, cut so that
 a chunk has about as many rows as asked for. So the same users meet in the same chunk however rows are ordered.
 Where every user's rows stand together the file is streamed; otherwise it is sorted on disk first, in runs that fit
-in memory. Columns get short names of our own ("n:" before numbers, "l:" before labels), so none can clash.
+in memory. Columns get names of our own, so that none can clash: user, item, score, and n:, x: or l: before the
+column's own for values, any finite numbers, and labels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Source(NamedTuple):
     name:    how messages call it
     path:    where it is on disk
     form:    csv, parquet or arrow
-    scan:    user, item, score, n:... and l:... columns, nothing read yet
+    scan:    columns by our own names, nothing read yet
     names:   what those columns are called in the table
     count:   (U,) rows of each user, in order of first appearance
     marks:   (U,) a hash of each user
@@ -49,17 +50,20 @@ class Source(NamedTuple):
         return int(self.count.sum())
 
 
-def open_source(
-    path: str | Path, form: str, *, name: str, user: str, item: str, score: str, numbers: Sequence[str], labels: Sequence[str]
-) -> Source:
-    """The table at `path`, with the columns that are needed found, their types checked, and its users counted."""
-    path = Path(path)
-    names = {"user": user, "item": item, "score": score}
-    names |= {f"n:{c}": c for c in numbers} | {f"l:{c}": c for c in labels}
+def open_source(path: str | Path, form: str, names: dict[str, str], name: str | None = None) -> Source:
+    """The table at `path`, with the columns that are needed found, their types checked, and its users counted.
+
+    names: our name -> the table's column.  name: how messages call the table
+    """
+    path, name = Path(path), name or f"'{path}'"
     with plainly(f"{name} cannot be read", _csv_trouble(path, form, names)):
-        schema = _scan(path, form, None).collect_schema()
+        scan = _scan(path, form, None)
+        schema = scan.collect_schema()
         _check_columns(names, schema, name)
-        scan = _scan(path, form, _csv_types(names, schema)).select(_typed(own, schema[c], c, name, form) for own, c in names.items())
+        if form == "csv":
+            scan = _scan(path, form, _csv_types(names, schema))
+            schema = scan.collect_schema()
+        scan = scan.select(_typed(own, schema[c], c, name, form) for own, c in names.items())
         scan, users = _survey(scan, form, list(names))
     if not len(users):
         raise ValueError(f"{name} has no rows. Give it a row per user and candidate item.")
@@ -90,7 +94,7 @@ def _scan(path: Path, form: str, types: dict[str, pl.DataType] | None) -> pl.Laz
     if not path.exists():
         raise FileNotFoundError(2, "there is no such file")
     if form == "csv":
-        return pl.scan_csv(path, infer_schema_length=1000, schema_overrides=types)
+        return pl.scan_csv(path, infer_schema_length=1000, schema_overrides=types, glob=False)
     if path.is_dir():
         raise IsADirectoryError(21, "it is a folder")
     return pl.scan_parquet(path, glob=False) if form == "parquet" else pl.scan_ipc(path, glob=False)
@@ -100,8 +104,14 @@ def _check_columns(names: dict[str, str], schema: pl.Schema, name: str) -> None:
     for own, column in names.items():
         if column in schema:
             continue
-        close = difflib.get_close_matches(column, schema, n=3, cutoff=0.6) or [c for c in schema if c.lower() == column.lower()]
-        hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else f" There is: {', '.join(list(schema)[:20])}."
+        close = difflib.get_close_matches(column, schema, n=3, cutoff=0.6) or [
+            c for c in schema if c.lower() == column.lower()
+        ]
+        hint = (
+            f" Did you mean {' or '.join(repr(c) for c in close)}?"
+            if close
+            else f" There is: {', '.join(list(schema)[:20])}."
+        )
         option = f" Or name another with --{own}." if own in ("user", "item", "score") else ""
         raise ValueError(f"{name} must have a column '{column}', and has none.{hint}{option}")
 
@@ -110,8 +120,8 @@ def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataTyp
     """A CSV has no types, and guesses from its first rows may fail later: names stay text, the rest are numbers."""
     types: dict[str, pl.DataType] = {}
     for own, column in names.items():
-        text = own in ("user", "item") or own.startswith("l:")
-        flag = own.startswith("n:") and schema[column] == pl.Boolean
+        text = own in ("user", "item") or own[:2] == "l:"
+        flag = own[:2] == "n:" and schema[column] == pl.Boolean
         kind = pl.String() if text else pl.Boolean() if flag else pl.Float64()
         if types.setdefault(column, kind) != kind:
             types[column] = pl.String()  # wanted as a name and as a number
@@ -120,12 +130,12 @@ def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataTyp
 
 def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl.Expr:
     found = pl.col(column).alias(own)
-    if form == "csv":
-        return found if own in ("user", "item") or own[:2] == "l:" or kind == pl.Boolean else found.cast(pl.Float64)
-    if own in ("user", "item") or own.startswith("l:"):
+    if own in ("user", "item") or own[:2] == "l:":
         if kind.is_nested() or kind in (pl.Object, pl.Null):
             raise ValueError(f"column '{column}' of {name} must hold names or numbers, one per row, got {kind}.")
         return found.cast(pl.String) if kind in (pl.Categorical, pl.Enum) else found
+    if form == "csv" and kind == pl.String:
+        return found.cast(pl.Float64)
     if not (kind.is_numeric() or (kind == pl.Boolean and own != "score")):
         advice = "Turn it into numbers first." if own == "score" else "Give a number per row: how much the item adds."
         raise ValueError(f"column '{column}' of {name} must hold numbers, got {kind}. {advice}")
@@ -146,7 +156,7 @@ def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyF
         for c in columns:
             if c in ("user", "item"):
                 whole[c] = pl.col(c).cast(pl.Int64, strict=False).cast(pl.String) == pl.col(c)
-            elif c.startswith("n:") and schema[c] == pl.Float64:
+            elif c[:2] == "n:" and schema[c] == pl.Float64:
                 whole[c] = pl.col(c).round() == pl.col(c)
         counts += [test.fill_null(False).all().alias(c) for c, test in whole.items()]
     else:
@@ -168,7 +178,7 @@ def _checked(source: Source) -> Iterator[pl.DataFrame]:
         tests = [pl.col(c).is_null()]
         if kind.is_float():
             tests.append(~pl.col(c).is_finite())
-        if c.startswith("n:") and kind != pl.Boolean:
+        if c[:2] == "n:" and kind != pl.Boolean:
             tests.append(pl.col(c) < 0)
         bad[c] = pl.any_horizontal(tests)
     with plainly(f"{source.name} cannot be read", trouble):
@@ -186,11 +196,14 @@ def _checked(source: Source) -> Iterator[pl.DataFrame]:
 
 
 def _refusal(c: str, came, row: dict, source: Source) -> str:
-    rule = "must not be empty"
-    way_out = "Leave such rows out, or fill them."
-    if came is not None:
-        rule = "must be finite" if c == "score" else "must be finite and not negative"
-        way_out = "Leave out items a user must not get." if c == "score" else "Shift values to start at 0, and cap what you want less of."
+    if came is None:
+        rule, way_out = "must not be empty", "Leave such rows out, or fill them."
+    elif c == "score":
+        rule, way_out = "must be finite", "Leave out items a user must not get."
+    elif c[:2] == "n:":
+        rule, way_out = "must be finite and not negative", "Shift values to start at 0, and cap what you want less of."
+    else:
+        rule, way_out = "must be finite", "Leave such rows out, or fill them."
     got = "nothing" if came is None else came
     return (
         f"column '{source.names[c]}' of {source.name} {rule}, got {got} for user {row['user']!r}, "
@@ -274,7 +287,12 @@ def _csv_trouble(path: Path, form: str, names: dict[str, str]):
                 header = next(lines, None)
                 if header is None:
                     return "it is empty"
-                wanted = [(header.index(c), c) for own, c in names.items() if own[:2] == "n:" or own == "score" if c in header]
+                wanted = [
+                    (header.index(c), c)
+                    for own, c in names.items()
+                    if own[:2] in ("n:", "x:") or own == "score"
+                    if c in header
+                ]
                 for fields in lines:
                     if fields and len(fields) != len(header):
                         return f"line {lines.line_num} has {len(fields)} fields, the header has {len(header)}"

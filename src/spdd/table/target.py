@@ -23,16 +23,21 @@ class Target:
     def __init__(self, path: str | None, form: str):
         self.form = form
         self.name = "standard output" if path is None else f"'{path}'"
-        self.path = None if path is None else Path(path).resolve()  # a link stays a link: what it names is replaced
         self.parts: list[Path] = []
-        if self.path is None:
+        self.path: Path | None = None
+        if path is None:
             return
+        self.path = Path(path).resolve()  # a link stays a link: what it names is replaced
         if self.path.is_dir():
-            raise ValueError(f"output {self.name} is a folder. Name a file in it, e.g. '{Path(path) / 'slates.parquet'}'.")
+            raise ValueError(
+                f"output {self.name} is a folder. Name a file in it, e.g. '{Path(path) / 'slates.parquet'}'."
+            )
         if self.path.exists() and not self.path.is_file():
             raise ValueError(f"output {self.name} must be a file, or - for standard output.")
         if not self.path.parent.is_dir():
-            raise ValueError(f"the folder of output {self.name} does not exist. Make it first: mkdir -p '{Path(path).parent}'.")
+            raise ValueError(
+                f"the folder of output {self.name} does not exist. Make it first: mkdir -p '{Path(path).parent}'."
+            )
 
     def __enter__(self) -> Target:
         try:

@@ -1,0 +1,370 @@
+"""A table in, a table out: what comes out is what the decoder itself would say, whatever the order, size or format."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+import spdd
+from spdd.policy_file import policy_of
+from spdd.table import Target, open_source, rerank_table
+from spdd.table.formats import format_of
+from spdd.table.rerank import grids, needs, output_names
+from spdd.table.source import chunks
+
+NEW = {"slots": 3, "objectives": [{"name": "new", "at_least": 1}]}
+OWN = {"user": "user", "item": "item", "score": "score"}
+
+
+def table(users=40, seed=0, longest=12):
+    """Lists of unlike length, users with text ids that sort in another order than they come."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, longest + 1, users)
+    user = np.repeat(random.permutation(users), lengths)
+    rows = len(user)
+    return pl.DataFrame(
+        {
+            "user": [f"user {u}" for u in user],
+            "item": np.concatenate([random.permutation(longest)[:n] for n in lengths]),
+            "score": random.normal(size=rows),
+            "new": random.integers(0, 2, rows),
+            "margin": random.random(rows),
+            "artist": random.choice(["x", "y", "z"], rows),
+        }
+    )
+
+
+def write(frame, path):
+    {".csv": frame.write_csv, ".parquet": frame.write_parquet, ".arrow": frame.write_ipc}[path.suffix](path)
+    return path
+
+
+def read(path):
+    return {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".arrow": pl.read_ipc}[path.suffix](path)
+
+
+def opened(path, policy):
+    return open_source(path, format_of(str(path), None, "--in-format"), {**OWN, **needs(policy)})
+
+
+def served(frame, said, tmp_path, name="candidates.parquet", out="slates.parquet", **more):
+    """The output for this table, and the summary."""
+    path, policy = write(frame, tmp_path / name), policy_of(said)
+    with Target(str(tmp_path / out), format_of(out, None, "--out-format")) as target:
+        summary = rerank_table(policy, opened(path, policy), target, **more)
+    return read(tmp_path / out), summary
+
+
+def by_hand(frame, said):
+    """The same, user by user, with the decoder alone."""
+    policy, rows = policy_of(said), []
+    for one in frame.partition_by("user", maintain_order=True):
+        columns = {c: one[c].to_numpy() for c in policy.columns}
+        slate = policy.decoder(columns).rerank(one["score"].to_numpy()[None])
+        chosen = [i for i in slate.items[0].tolist() if i >= 0]
+        status = ("met", "short", "impossible")[slate.status[0]]
+        rows += [(one["user"][i], k, one["item"][i], one["score"][i], status) for k, i in enumerate(chosen, 1)]
+    return rows
+
+
+POLICIES = {
+    "floor": NEW,
+    "floor and cap": {**NEW, "objectives": [*NEW["objectives"], {"name": "dear", "column": "margin", "at_most": 1.5}]},
+    "greedy": {"decoder": "greedy", "slots": 4},
+    "probabilities": {**NEW, "settings": {"scale": "probability"}},
+    "per group": {"slots": 4, "objectives": [{"name": "x", "kind": "per_group", "column": "artist", "most": 1}]},
+    "spacing": {"slots": 4, "objectives": [{"name": "x", "kind": "spacing", "column": "artist", "distance": 2}]},
+    "coverage": {
+        "slots": 4,
+        "objectives": [{"name": "x", "kind": "coverage", "column": "artist", "concave": 1, "at_least": 3}],
+    },
+    "calibration": {
+        "slots": 4,
+        "objectives": [
+            {"name": "t", "kind": "calibration", "column": "artist", "wanted": {"x": 1, "y": 1}, "at_least": 0.9}
+        ],
+    },
+    "mmr": {"decoder": "mmr", "slots": 4, "settings": {"embeddings": ["margin", "new"], "weight": 0.6}},
+    "dpp": {"decoder": "dpp", "slots": 4, "settings": {"embeddings": "artist", "weight": 0.6}},
+    "calibrated": {"decoder": "calibrated", "settings": {"table": "artist", "wanted": {"x": 3, "z": 1}, "weight": 0.9}},
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_slates_are_the_decoders_own(name, tmp_path):
+    frame = table()
+    out, _ = served(frame, POLICIES[name], tmp_path)
+    assert out.select("user", "slot", "item", "score", "status").rows() == by_hand(frame, POLICIES[name])
+
+
+@pytest.mark.parametrize("said", [NEW, POLICIES["per group"]], ids=["floor", "per group"])
+def test_size_of_chunks_and_order_of_rows_do_not_matter(said, tmp_path, monkeypatch):
+    frame = table(users=60)
+    whole, _ = served(frame, said, tmp_path)
+    small, _ = served(frame, said, tmp_path, rows=7)
+    assert small.equals(whole)
+    mixed = frame.with_row_index("#").sample(fraction=1, shuffle=True, seed=3)
+    mixed = mixed.with_columns(turn=pl.int_range(pl.len())).sort("turn").drop("#", "turn")
+    monkeypatch.setattr("spdd.table.source.RUN", 50)
+    shuffled, summary = served(mixed, said, tmp_path, rows=7)
+    key = ["user", "slot"]
+    assert shuffled.drop("item").sort(key).equals(whole.drop("item").sort(key)) or not shuffled.is_empty()
+    # Scores are all different, so the slates are the same; users come as they first appear.
+    assert shuffled.sort(key).equals(whole.sort(key))
+    assert shuffled["user"].unique(maintain_order=True).equals(mixed["user"].unique(maintain_order=True))
+    assert summary.users == 60
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_chunks_hold_whole_users_in_the_tables_order(shuffled, tmp_path, monkeypatch):
+    monkeypatch.setattr("spdd.table.source.RUN", 64)
+    frame = table(users=80, seed=4).with_row_index("row").with_columns(pl.col("row").cast(pl.Float64).alias("score"))
+    if shuffled:
+        frame = frame.sample(fraction=1, shuffle=True, seed=1).with_columns(score=pl.int_range(pl.len()) * 1.0)
+    source = opened(write(frame, tmp_path / "t.parquet"), policy_of(NEW))
+    assert source.together is not shuffled
+    assert source.rows == len(frame)
+    parts = list(chunks(source, 50, tmp_path))
+    assert len(parts) > 5
+    assert max(map(len, parts)) <= 50 + 12
+    seen = [part["user"].unique(maintain_order=True).to_list() for part in parts]
+    assert sum(seen, []) == frame["user"].unique(maintain_order=True).to_list()
+    expected = pl.concat(frame.partition_by("user", maintain_order=True))
+    assert pl.concat(parts)["score"].equals(expected["score"])
+
+
+def test_users_whose_hashes_are_equal_stay_apart(tmp_path, monkeypatch):
+    frame = pl.DataFrame({"user": ["a", "b"] * 4, "item": range(8), "score": [float(8 - i) for i in range(8)]})
+    path = write(frame, tmp_path / "t.parquet")
+    real = pl.Expr.hash
+    monkeypatch.setattr(pl.Expr, "hash", lambda self, *a: real(self, *a) * 0)
+    monkeypatch.setattr(pl.Series, "hash", lambda self, *a: pl.Series(np.zeros(len(self), dtype=np.uint64)))
+    policy = policy_of({"decoder": "greedy", "slots": 2})
+    source = opened(path, policy)
+    assert (len(source.count), source.together) == (1, True)  # one long user, as far as the survey can tell
+    with Target(str(tmp_path / "out.csv"), "csv") as target:
+        rerank_table(policy, source, target)
+    assert pl.read_csv(tmp_path / "out.csv").select("user", "item").rows() == [("a", 0), ("a", 2), ("b", 1), ("b", 3)]
+
+
+def test_long_and_short_lists_share_no_wide_matrix():
+    lengths = [1, 500, 2, 3, 499, 1, 1, 8]
+    chunk = pl.DataFrame({"user": np.repeat(np.arange(len(lengths)), lengths)})
+    found = list(grids(chunk, cells=1000))
+    assert sorted(np.concatenate([users for users, _ in found]).tolist()) == list(range(len(lengths)))
+    assert max(grid.real.size for _, grid in found) <= 1000
+    assert sum(grid.real.sum() for _, grid in found) == sum(lengths)
+    assert sum(grid.real.size for _, grid in found) < 2 * sum(lengths)
+    for users, grid in found:
+        assert (chunk["user"].to_numpy()[grid.row] == users[:, None])[grid.real].all()
+    ((users, grid),) = grids(chunk, cells=10**6)  # in one piece where there is room, in the table's order
+    assert users.tolist() == list(range(len(lengths)))
+
+
+def test_unlike_lists_come_out_in_the_tables_order(tmp_path, monkeypatch):
+    frame = table(users=50, longest=40)
+    whole, _ = served(frame, NEW, tmp_path)
+    monkeypatch.setattr("spdd.table.rerank.CELLS", 100)
+    assert served(frame, NEW, tmp_path)[0].equals(whole)
+
+
+@pytest.mark.parametrize("name", ["candidates.csv", "candidates.parquet", "candidates.arrow"])
+@pytest.mark.parametrize("out", ["slates.csv", "slates.parquet", "slates.arrow"])
+def test_formats_say_the_same(name, out, tmp_path):
+    frame = table()
+    expected, _ = served(frame, NEW, tmp_path)
+    found, _ = served(frame, NEW, tmp_path, name, out)
+    expected = expected.with_columns(pl.col("slot").cast(pl.Int64)) if out.endswith("csv") else expected
+    assert found.equals(expected)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({"candidates.parquet", name, "slates.parquet", out})
+
+
+def test_types_stay_what_they_were(tmp_path):
+    frame = table().select(
+        pl.col("user").cast(pl.Categorical).alias("user"),
+        pl.col("item").cast(pl.UInt16),
+        pl.col("score").cast(pl.Float32),
+        pl.col("new").cast(pl.Boolean),
+    )
+    out, _ = served(frame, NEW, tmp_path)
+    types = {"user": pl.String, "slot": pl.Int32, "item": pl.UInt16, "score": pl.Float32, "new": pl.Boolean}
+    assert out.schema == {**types, "dual": pl.Float64, "status": pl.String}
+
+
+def test_ids_in_a_csv_are_kept_to_the_letter(tmp_path):
+    text = "user,item,score,new\n007,1,3,0\n007,2,2,1\n8,3,1,1\n"
+    (tmp_path / "c.csv").write_text(text)
+    policy = policy_of({**NEW, "slots": 1})
+    with Target(str(tmp_path / "out.parquet"), "parquet") as target:
+        rerank_table(policy, opened(tmp_path / "c.csv", policy), target)
+    out = pl.read_parquet(tmp_path / "out.parquet")
+    assert out.select("user", "item", "score", "new").rows() == [("007", 2, 2.0, 1), ("8", 3, 1.0, 1)]
+    assert out.schema["item"] == pl.Int64
+
+
+def test_a_csv_may_change_its_mind_late(tmp_path):
+    """Types guessed from the first rows would be wrong."""
+    rows = [f"{i},{i},{i},{i % 2},{i}" for i in range(3000)] + ["u,x,0.5,0.25,z"]
+    (tmp_path / "c.csv").write_text("\n".join(["user,item,score,new,artist", *rows]) + "\n")
+    policy = policy_of({"slots": 1, "objectives": [*NEW["objectives"], *POLICIES["per group"]["objectives"]]})
+    with Target(str(tmp_path / "out.parquet"), "parquet") as target:
+        rerank_table(policy, opened(tmp_path / "c.csv", policy), target)
+    assert pl.read_parquet(tmp_path / "out.parquet").row(-1)[:5] == ("u", 1, "x", 0.5, 0.25)
+
+
+def test_columns_of_the_output(tmp_path):
+    frame = table().rename({"user": "u", "score": "what the model says"})
+    path = write(frame, tmp_path / "c.parquet")
+    policy = policy_of(POLICIES["floor and cap"])
+    names = {"user": "u", "item": "item", "score": "what the model says", **needs(policy)}
+    source = open_source(path, "parquet", names)
+    with Target(str(tmp_path / "out.parquet"), "parquet") as target:
+        rerank_table(policy, source, target)
+    columns = ["u", "slot", "item", "what the model says", "new", "dear", "dual new", "dual dear", "status"]
+    out = pl.read_parquet(tmp_path / "out.parquet")
+    assert out.columns == columns == output_names(source, policy)
+    joined = out.join(frame, on=["u", "item"], suffix=" then")
+    assert len(joined) == len(out)
+    assert joined["dear"].equals(joined["margin"].rename("dear"))
+    assert joined["new"].equals(joined["new then"].rename("new"))
+
+
+def test_values_that_depend_on_the_slate_add_up(tmp_path):
+    frame = table()
+    out, summary = served(frame, POLICIES["coverage"], tmp_path)
+    covered = out.join(frame, on=["user", "item"]).group_by("user", maintain_order=True)
+    found = covered.agg(pl.col("x").sum(), pl.col("artist").n_unique())
+    assert found["x"].to_list() == found["artist"].to_list()
+    assert summary.objectives[0].gained == found["x"].sum()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    for name in ("slot", "status", "dual", "score", "item"):
+        said = {**NEW, "objectives": [{"name": name, "column": "new"}]}
+        with pytest.raises(ValueError, match=f"two columns called '{name}'.*policy file"):
+            served(table(), said, tmp_path)
+        assert not (tmp_path / "slates.parquet").exists()
+
+
+def test_the_summary_counts(tmp_path):
+    frame = pl.DataFrame(
+        {
+            "user": ["a"] * 4 + ["b"] * 3 + ["c"],
+            "item": [1, 2, 3, 4, 1, 2, 3, 1],
+            "score": [4.0, 3.0, 2.0, 1.0, 4.0, 3.0, 2.0, 4.0],
+            "new": [0, 0, 1, 1, 1, 0, 0, 0],
+        }
+    )
+    said = {"slots": 2, "objectives": [{"name": "new", "at_least": 1}]}
+    _, summary = served(frame, said, tmp_path)
+    assert (summary.rows, summary.users, summary.filled, summary.few) == (8, 3, 5, 1)
+    assert summary.status.tolist() == [2, 0, 1]
+    (tally,) = summary.objectives
+    assert (tally.gained, tally.greedy, tally.met, tally.impossible) == (2, 1, 2, 1)
+    assert (summary.greedy - summary.relevance, summary.scale) == (1.0, "logit")
+    _, summary = served(frame, {**said, "decoder": "greedy"}, tmp_path)
+    assert summary.status.tolist() == [1, 1, 1]
+    assert summary.greedy == summary.relevance
+
+
+def test_what_is_learnt_goes_on(tmp_path):
+    said = {"slots": 3, "objectives": [{"name": "new", "at_least": 2, "per": "traffic"}]}
+    frame, state = table(users=90), tmp_path / "traffic.json"
+    first, _ = served(frame, said, tmp_path, state=state, rows=100)
+    after = json.loads(state.read_text())
+    assert (after["slates"], after["batches"]) == (90, first["dual"].n_unique())
+    second, _ = served(frame, said, tmp_path, state=state, rows=100)
+    assert json.loads(state.read_text())["slates"] == 180
+    assert second["dual"][0] == after["price"][0] or second["dual"].n_unique() > 1
+    policy = policy_of(said)
+    assert policy.made().load(state).traffic.slates == 180
+
+
+def test_state_needs_a_decoder_that_learns(tmp_path):
+    with pytest.raises(ValueError, match=r"decoder that learns \(spdd, .*Greedy does not"):
+        served(table(), {"decoder": "greedy"}, tmp_path, state=tmp_path / "s.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"traffic state .*bad.json' cannot be read"):
+        served(table(), NEW, tmp_path, state=tmp_path / "bad.json")
+    with pytest.raises(ValueError, match="does not exist"):
+        served(table(), NEW, tmp_path, state=tmp_path / "no" / "s.json")
+    assert not (tmp_path / "slates.parquet").exists()
+
+
+def test_nothing_is_left_when_it_fails(tmp_path):
+    path = write(table(), tmp_path / "c.parquet")
+    (tmp_path / "slates.parquet").write_bytes(b"old")
+    policy = policy_of(NEW)
+
+    def fail(rows):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Target(str(tmp_path / "slates.parquet"), "parquet") as target:
+        rerank_table(policy, opened(path, policy), target, rows=20, progress=fail)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.parquet", "slates.parquet"]
+    assert (tmp_path / "slates.parquet").read_bytes() == b"old"
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "slates.parquet").symlink_to(tmp_path / "real" / "slates.parquet")
+    served(table(), NEW, tmp_path)
+    assert (tmp_path / "slates.parquet").is_symlink()
+    assert len(pl.read_parquet(tmp_path / "real" / "slates.parquet"))
+
+
+PEAK = """
+import resource, sys
+sys.argv = ["spdd", *sys.argv[1:]]
+from spdd.cli import main
+try:
+    main()
+except SystemExit as done:
+    assert not done.code
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet", "shuffled"])
+def test_memory_does_not_grow_with_the_table(kind, tmp_path):
+    """Twenty times the rows, whose columns alone are 10 bytes x 5 more, cost little more memory."""
+    peak = []
+    for users in (1_000, 20_000):
+        rows = users * 50
+        random = np.random.default_rng(0)
+        frame = pl.DataFrame(
+            {
+                "user": np.repeat(np.arange(users), 50),
+                "item": np.tile(np.arange(50), users),
+                "score": random.normal(size=rows),
+                "new": random.integers(0, 2, rows),
+                "text": "a long text that nobody needs",
+            }
+        )
+        path = tmp_path / ("c.csv" if kind == "csv" else "c.parquet")
+        frame = frame.sample(fraction=1, shuffle=True, seed=0) if kind == "shuffled" else frame
+        write(frame, path)
+        out = tmp_path / "slates.parquet"
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, "rerank", str(path), "-o", "new>=3", "-q", "-d", "must-fill", "--out", str(out)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert len(pl.read_parquet(out)) == users * 10
+        peak.append(int(done.stdout))
+    assert peak[1] - peak[0] < 200, peak
+
+
+def test_greedy_is_what_is_compared_with(tmp_path):
+    frame = table()
+    out, summary = served(frame, {"decoder": "greedy", "slots": 5}, tmp_path)
+    assert summary.relevance == pytest.approx(out["score"].sum())
+    scores = [one["score"].to_numpy()[None] for one in frame.partition_by("user", maintain_order=True)]
+    assert summary.greedy == pytest.approx(sum(np.nansum(spdd.Greedy(slots=5).rerank(s).relevance) for s in scores))
