@@ -266,14 +266,15 @@ def still_world(slots, rate, low=0.2):
     a = slots // 3
     late = (a - math.ceil(4 * math.log(1 / low) / rate)) // 3
     assert late > 0
-    relevance = torch.tensor([1.0] * a + [0.0] * a + [0.25] * 2 * a + [0.25 + 0.75 * low] * late).double()
+    relevance = torch.tensor([1.0] * a + [0.0] * a + [0.25] * 2 * a + [0.25 + 0.75 * low] * late, dtype=torch.float64)
     value = torch.tensor([0.0] * a + [1.0] * a + [0.75] * 2 * a + [0.0] * late).double()
     return relevance, value
 
 
-@pytest.mark.parametrize(("slots", "excess"), [(300, 1.1), (600, 1.6), (1200, 2.2)])
+@pytest.mark.parametrize(("slots", "excess"), [(150, 1.05), (300, 1.4), (600, 1.9), (1200, 2.7)])
 def test_paper_statement_2_fails_by_more_and_more(slots, excess):
-    """Static scores, relevance and values in [0, 1], first price 1, floor K/2, rate 2 sqrt(0.8 / K): the best for the bound."""
+    """Static scores, relevance and values in [0, 1], first price 1, floor K/2, rate 2 sqrt(0.8 / K): the best for the
+    bound. Regret is 12.3, 23, 44, 86; Statement 2 allows 11.5, 16, 22, 32, like the root of K."""
     rate = 2 * math.sqrt(0.8 / slots)
     relevance, value = still_world(slots, rate)
     run = printed(Scores(relevance.expand(1, slots, -1)), None, value[None], 0.5, rate=rate, slots=slots)
