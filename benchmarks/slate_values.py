@@ -158,7 +158,7 @@ def small(name, settings, items=10, slots=4):
         possible += int(can.any(1).sum())
         for decoder, make in DECODERS.items():
             slate = make(objectives, slots).rerank(world.logits, exclude=world.exclude)
-            kept = slate.status == MET
+            kept = (slate.status == MET) & can.any(1)
             missed[decoder] += int((can.any(1) & ~kept).sum())
             lost[decoder] += (best - slate.relevance.sum(1))[kept].sum().item()
             met[decoder] += int(kept.sum())

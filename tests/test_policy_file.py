@@ -69,7 +69,10 @@ def test_a_file_builds_the_decoder_it_says(tmp_path):
     assert (new.name, new.at_least, new.at_most, new.per) == ("new creators", 3, None, "slate")
     assert (old.at_least, old.at_most, old.per, old.rate) == ("10%", 6, "traffic", 0.5)
     by_hand = spdd.SPDD(
-        [spdd.Objective("new creators", NEW, at_least=3), spdd.Objective("old", 1 - NEW, "10%", 6, "traffic", rate=0.5)],
+        [
+            spdd.Objective("new creators", NEW, at_least=3),
+            spdd.Objective("old", 1 - NEW, "10%", 6, "traffic", rate=0.5),
+        ],
         slots=8,
         rate=0.2,
         scale="probability",
@@ -287,7 +290,7 @@ def test_the_schema_knows_every_key():
         ("2<=new", {"name": "new", "at_least": 2}),
         ("new>=3 per traffic", {"name": "new", "at_least": 3, "per": "traffic"}),
         ("2<=new<=50% per both", {"name": "new", "at_least": 2, "at_most": "50%", "per": "both"}),
-        ("  80's \"hits\" >= .5 ", {"name": "80's \"hits\"", "at_least": 0.5}),
+        ('  80\'s "hits" >= .5 ', {"name": '80\'s "hits"', "at_least": 0.5}),
         ("新しい≥20%", {"name": "新しい", "at_least": "20%"}),
         ("a<b>=1e1", {"name": "a<b", "at_least": 10}),
         ("x per slate>=1", {"name": "x per slate", "at_least": 1}),
@@ -300,7 +303,9 @@ def test_an_objective_in_one_text(text, said):
     assert parse_objective(text) == said
 
 
-@pytest.mark.parametrize("text", ["new", "new>3", "new=3", ">=3", "new>=", "new>=three", "", "per traffic", "new>=3 per user"])
+@pytest.mark.parametrize(
+    "text", ["new", "new>3", "new=3", ">=3", "new>=", "new>=three", "", "per traffic", "new>=3 per user"]
+)
 def test_a_text_that_is_no_objective(text):
     with pytest.raises(ValueError, match=r"must read like 'new creators>=3'.*got '"):
         parse_objective(text)

@@ -112,7 +112,6 @@ def test_size_of_chunks_and_order_of_rows_do_not_matter(said, tmp_path, monkeypa
     monkeypatch.setattr("spdd.table.source.RUN", 50)
     shuffled, summary = served(mixed, said, tmp_path, rows=7)
     key = ["user", "slot"]
-    assert shuffled.drop("item").sort(key).equals(whole.drop("item").sort(key)) or not shuffled.is_empty()
     # Scores are all different, so the slates are the same; users come as they first appear.
     assert shuffled.sort(key).equals(whole.sort(key))
     assert shuffled["user"].unique(maintain_order=True).equals(mixed["user"].unique(maintain_order=True))
@@ -140,12 +139,10 @@ def test_chunks_hold_whole_users_in_the_tables_order(shuffled, tmp_path, monkeyp
 def test_users_whose_hashes_are_equal_stay_apart(tmp_path, monkeypatch):
     frame = pl.DataFrame({"user": ["a", "b"] * 4, "item": range(8), "score": [float(8 - i) for i in range(8)]})
     path = write(frame, tmp_path / "t.parquet")
-    real = pl.Expr.hash
-    monkeypatch.setattr(pl.Expr, "hash", lambda self, *a: real(self, *a) * 0)
     monkeypatch.setattr(pl.Series, "hash", lambda self, *a: pl.Series(np.zeros(len(self), dtype=np.uint64)))
     policy = policy_of({"decoder": "greedy", "slots": 2})
     source = opened(path, policy)
-    assert (len(source.count), source.together) == (1, True)  # one long user, as far as the survey can tell
+    assert (source.count.tolist(), source.together) == ([4, 4], False)
     with Target(str(tmp_path / "out.csv"), "csv") as target:
         rerank_table(policy, source, target)
     assert pl.read_csv(tmp_path / "out.csv").select("user", "item").rows() == [("a", 0), ("a", 2), ("b", 1), ("b", 3)]
@@ -204,6 +201,13 @@ def test_ids_in_a_csv_are_kept_to_the_letter(tmp_path):
     out = pl.read_parquet(tmp_path / "out.parquet")
     assert out.select("user", "item", "score", "new").rows() == [("007", 2, 2.0, 1), ("8", 3, 1.0, 1)]
     assert out.schema["item"] == pl.Int64
+
+
+def test_shuffled_whole_numbers_in_a_csv(tmp_path):
+    frame = table().with_columns(pl.col("user").str.slice(5).cast(pl.Int64)).sample(fraction=1, shuffle=True, seed=0)
+    out, summary = served(frame, NEW, tmp_path, "candidates.csv")
+    assert out.equals(served(frame, NEW, tmp_path)[0])
+    assert summary.users == 40
 
 
 def test_a_csv_may_change_its_mind_late(tmp_path):
@@ -276,10 +280,11 @@ def test_what_is_learnt_goes_on(tmp_path):
     frame, state = table(users=90), tmp_path / "traffic.json"
     first, _ = served(frame, said, tmp_path, state=state, rows=100)
     after = json.loads(state.read_text())
-    assert (after["slates"], after["batches"]) == (90, first["dual"].n_unique())
+    assert after["slates"] == 90
+    assert first["dual"].n_unique() > 1  # the shared price moved between batches
     second, _ = served(frame, said, tmp_path, state=state, rows=100)
     assert json.loads(state.read_text())["slates"] == 180
-    assert second["dual"][0] == after["price"][0] or second["dual"].n_unique() > 1
+    assert second["dual"][0] == pytest.approx(after["price"][0])
     policy = policy_of(said)
     assert policy.made().load(state).traffic.slates == 180
 
@@ -334,7 +339,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 def test_memory_does_not_grow_with_the_table(kind, tmp_path):
     """Twenty times the rows, whose columns alone are 10 bytes x 5 more, cost little more memory."""
     peak = []
-    for users in (1_000, 20_000):
+    for users in (500, 10_000):
         rows = users * 50
         random = np.random.default_rng(0)
         frame = pl.DataFrame(
@@ -351,7 +356,20 @@ def test_memory_does_not_grow_with_the_table(kind, tmp_path):
         write(frame, path)
         out = tmp_path / "slates.parquet"
         done = subprocess.run(
-            [sys.executable, "-c", PEAK, "rerank", str(path), "-o", "new>=3", "-q", "-d", "must-fill", "--out", str(out)],
+            [
+                sys.executable,
+                "-c",
+                PEAK,
+                "rerank",
+                str(path),
+                "-o",
+                "new>=3",
+                "-q",
+                "-d",
+                "must-fill",
+                "--out",
+                str(out),
+            ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
@@ -359,7 +377,7 @@ def test_memory_does_not_grow_with_the_table(kind, tmp_path):
         )
         assert len(pl.read_parquet(out)) == users * 10
         peak.append(int(done.stdout))
-    assert peak[1] - peak[0] < 200, peak
+    assert peak[1] - peak[0] < 120, peak
 
 
 def test_greedy_is_what_is_compared_with(tmp_path):

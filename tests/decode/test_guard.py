@@ -31,7 +31,11 @@ def instance(rng, form, kind):
     for c in range(count):
         most = np.sort(value[c])[::-1][:slots].sum()
         side = form if count == 1 else rng.choice(["floor", "cap", "both"])
-        draw = (lambda m: float(rng.uniform(0, m * 1.1))) if kind == "real" else (lambda m: float(rng.integers(0, int(m) + 2)))
+        draw = (
+            (lambda m: float(rng.uniform(0, m * 1.1)))
+            if kind == "real"
+            else (lambda m: float(rng.integers(0, int(m) + 2)))
+        )
         low, high = sorted((draw(most), draw(most)))
         if side != "cap":
             floor[c] = low if count == 1 or kind != "real" else low / count
@@ -81,7 +85,9 @@ def test_no_row_is_short_that_could_have_been_met(form, kind):
             assert status == spdd.IMPOSSIBLE
             if len(value) == 1:  # what is said to be reachable is the truth, and is what the slate got
                 under = sums[0][sums[0] <= cap[0] + 1e-9]
-                truth = {"floor": sums[0].max(), "cap": sums[0].min()}.get(form, under.max() if len(under) else sums[0].min())
+                truth = {"floor": sums[0].max(), "cap": sums[0].min()}.get(
+                    form, under.max() if len(under) else sums[0].min()
+                )
                 assert slate.reachable[row, 0] == pytest.approx(truth, abs=1e-6)
                 assert slate.gained[row, 0] == pytest.approx(truth, abs=1e-6)
     assert short == 0

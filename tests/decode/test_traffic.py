@@ -110,7 +110,13 @@ while True:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"kind": "something else"}', '{"kind": "spdd traffic", "version": 1, "promises": ["new at_least"], "target": [null]}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"kind": "something else"}',
+        '{"kind": "spdd traffic", "version": 1, "promises": ["new at_least"], "target": [null]}',
+    ],
 )
 def test_a_broken_state_is_refused(tmp_path, text):
     path = tmp_path / "traffic.json"

@@ -147,7 +147,8 @@ class MoodWorld:
 
     def logits(self, state) -> torch.Tensor:
         # Added one dimension at a time: a matrix product may round differently in batches of different size.
-        return self.sharpness * sum(state[:, d, None] * self.vectors[:, d] for d in range(self.dim))
+        parts = [state[:, d, None] * self.vectors[:, d] for d in range(self.dim)]
+        return self.sharpness * sum(parts, torch.zeros(()))
 
     def advance(self, state, items) -> torch.Tensor:
         return (1 - self.pull) * state + self.pull * self.vectors[items]

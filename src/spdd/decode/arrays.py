@@ -14,7 +14,7 @@ from .search import Sampling, pad_front
 def check_logits(given: Any, name: str = "`logits`") -> Tensor:
     """(R, M) float32 or float64, finite."""
     try:
-        logits = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+        logits = given if isinstance(given, Tensor) else torch.as_tensor(np.require(given, requirements="W"))
     except TypeError:
         raise TypeError(f"{name} must be numbers of shape (rows, items), got {type(given).__name__}.") from None
     if logits.dim() != 2 or logits.is_complex() or logits.dtype == torch.bool:

@@ -122,6 +122,8 @@ def advance(guard: Guard, alive: Tensor, gained: Tensor, items: Tensor, value: T
         floor, cap = guard.floor[:, :, None], guard.cap[:, :, None]
         size = 1 + torch.where(torch.isfinite(floor), floor, cap).abs()
         keep = -torch.minimum((left - floor) / size, (cap - left) / size).amin(1)
+        # Rather one just like the item: what is left then gives the same, whichever of the two the witness named.
+        keep = keep.masked_fill((guard.value == value.T[:, :, None]).all(0), -torch.inf)
     taken = guard.items == items[:, None]  # an item of the witness leaves itself
     place = keep.masked_fill(taken, -torch.inf).masked_fill(~alive, torch.inf).argmin(1, keepdim=True)
     return alive.scatter(1, place, alive.gather(1, place) & (items < 0)[:, None])
@@ -171,7 +173,7 @@ def _search(value, eligible, floor, cap, size):
     high, low = torch.stack(highs, 1), torch.stack(lows, 1)  # (R, C)
     # Targets beyond reach are relaxed first, so that the others are still kept where they can be.
     floor, cap = torch.minimum(floor, high), torch.maximum(cap, low)
-    pool = _pool(value, eligible, size)
+    pool = _by_value(value, _pool(value, eligible, size))
     near, near_ok = _take(value, pool), eligible.gather(1, pool) & _first_of_each(pool)
     place = pool.gather(1, _local_search(near, near_ok, floor, cap, size))
     reachable = torch.where(torch.isinf(floor), low, high)
@@ -211,8 +213,15 @@ def _pool(value, eligible, size):
     return torch.cat(places, 1).sort(1).values
 
 
+def _by_value(value, pool):
+    """The places in order of their values, so that what the search finds depends on values, not on who has them."""
+    for v in value.flip(0):
+        pool = pool.gather(1, v.expand(len(pool), -1).gather(1, pool).argsort(dim=1, stable=True))
+    return pool
+
+
 def _first_of_each(pool):
-    """False where a sorted pool names a place again."""
+    """False where a pool names a place again, which it then does next to it."""
     return torch.cat([torch.ones_like(pool[:, :1], dtype=torch.bool), pool[:, 1:] != pool[:, :-1]], 1)
 
 

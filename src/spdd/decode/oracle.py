@@ -42,7 +42,8 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    relevance, value, eligible = _arrays(relevance, value, eligible)
+    value, eligible = _arrays(value, eligible)
+    relevance = np.asarray(relevance, dtype=np.float64)
     floor, cap = _targets(floor, -np.inf, value.shape[1]), _targets(cap, np.inf, value.shape[1])
     count = min(slots, int(eligible.sum()))
     # HiGHS stops within 1e-6 of the optimum whatever the relative gap: relevance is stretched so that this is nothing.
@@ -76,7 +77,7 @@ def reachable(value, *, slots, floor=None, cap=None, eligible=None) -> torch.Ten
     >>> reachable([[1, 1], [1, 1], [0, 3]], slots=2, floor=[1, -torch.inf], cap=[torch.inf, 3]).tolist()
     [2.0, 2.0]
     """
-    _, value, eligible = _arrays(None, value, eligible)
+    value, eligible = _arrays(value, eligible)
     floor, cap = _targets(floor, -np.inf, value.shape[1]), _targets(cap, np.inf, value.shape[1])
     ordered = np.sort(value[eligible], axis=0)
     count = min(slots, len(ordered))
@@ -131,7 +132,7 @@ def autoregressive_optimum(enumeration: Enumeration, value, floor=None, cap=None
 
     value: (M,) or (M, C).  floor, cap: number or (C,).  Sums may miss a target by 1e-9: they are rounded numbers.
     """
-    _, value, _ = _arrays(None, value, None)
+    value, _ = _arrays(value, None)
     gained = torch.from_numpy(value)[enumeration.items.cpu()].sum(1)  # (S, C)
     floor, cap = (torch.from_numpy(_targets(t, none, value.shape[1])) for t, none in ((floor, -np.inf), (cap, np.inf)))
     total = enumeration.relevance.double().cpu().sum(1)
@@ -167,12 +168,12 @@ def _nothing(objectives) -> Optimum:
     return Optimum(torch.empty(0, dtype=torch.long), -float("inf"), torch.zeros(objectives, dtype=torch.float64), False)
 
 
-def _arrays(relevance, value, eligible):
-    """float64 relevance (M,) or None, value (M, C), eligible (M,)."""
+def _arrays(value, eligible):
+    """float64 value (M, C), bool eligible (M,)."""
     value = np.asarray(value, dtype=np.float64)
     value = value[:, None] if value.ndim == 1 else value
     eligible = np.ones(len(value), bool) if eligible is None else np.asarray(eligible, dtype=bool)
-    return None if relevance is None else np.asarray(relevance, dtype=np.float64), value, eligible
+    return value, eligible
 
 
 def _targets(target, absent, objectives):

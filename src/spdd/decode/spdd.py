@@ -103,6 +103,7 @@ class SPDD(Decoder):
                     [column[p] for p in own],
                     sign[own],
                     self.slots,
+                    self.guard,
                 )
                 if not self.guard:
                     prices = prices.clamp_min(1e-6)  # a multiplicative step cannot leave 0
@@ -124,7 +125,11 @@ class SPDD(Decoder):
 
     def polished(self, value):
         mine = [o for o in self.objectives if o.at_least is not None or o.at_most is not None]
-        if not self.guard or self.start not in ("auto", "warm") or any(o.in_traffic or o.depends_on_slate for o in mine):
+        if (
+            not self.guard
+            or self.start not in ("auto", "warm")
+            or any(o.in_traffic or o.depends_on_slate for o in mine)
+        ):
             return False
         # For one floor or cap on 0/1 values the warm price is exact: there is nothing to gain.
         return len(self._promised_by()) > 1 or (len(mine) == 1 and not is_binary(value[self.objectives.index(mine[0])]))

@@ -67,7 +67,11 @@ class Traffic:
                 raise ValueError("it is not a traffic state")
             lists = ("promises", "target", "price", "gained")
             loaded = Traffic(
-                *(tuple(found[k]) for k in lists[:3]), found["unit"], tuple(found["gained"]), found["slates"], found["batches"]
+                *(tuple(found[k]) for k in lists[:3]),
+                found["unit"],
+                tuple(found["gained"]),
+                found["slates"],
+                found["batches"],
             )
             numbers = (*loaded.target, *loaded.price, loaded.unit, *loaded.gained, loaded.slates, loaded.batches)
             if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers):

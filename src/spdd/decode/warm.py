@@ -17,15 +17,23 @@ RANGE = 1e-6, 1e15  # prices are sought between these, in units of how far a pla
 
 
 def warm_prices(
-    relevance: Tensor, value: Tensor, open_: Tensor, target: Tensor, column, sign: Tensor, slots: int
+    relevance: Tensor,
+    value: Tensor,
+    open_: Tensor,
+    target: Tensor,
+    column,
+    sign: Tensor,
+    slots: int,
+    guarded: bool = False,
 ) -> Tensor:
     """(R, P) prices of P promises.
 
     relevance, open_: (R, N).  value: (C, 1 or R, N).  target: (R, P) value units a slate can really reach
+    guarded: a guard keeps the targets, so the price may stop a hair short of doing it itself
     """
     size = min(slots, relevance.shape[1])
     if len(column) == 1 and is_binary(value[column[0]]):
-        return _two_groups(relevance, value[column[0]] > 0, open_, target, float(sign[0]) > 0, size)
+        return _two_groups(relevance, value[column[0]] > 0, open_, target, float(sign[0]) > 0, size, guarded)
     return _bisect(relevance, value, open_, target, column, sign, size)
 
 
@@ -44,7 +52,7 @@ def is_binary(value: Tensor) -> bool:
     return bool(((value == 0) | (value == 1)).all())
 
 
-def _two_groups(relevance, has, open_, target, is_floor, size):
+def _two_groups(relevance, has, open_, target, is_floor, size, guarded):
     """One promise, 0/1 values. `size` items: `need` of one kind, the rest of the other."""
     barred = ~open_
     wanted = has if is_floor else ~has
@@ -55,8 +63,10 @@ def _two_groups(relevance, has, open_, target, is_floor, size):
     need = torch.minimum(need.long().clamp_min(0), filled)  # (R, 1) items of the wanted kind
     last = inside.gather(1, (need - 1).clamp_min(0))
     rival = outside.gather(1, (size - need).clamp(0, size - 1))
-    # A hair above level: of two items level with each other the lower number wins, whatever its kind.
-    price = rival - last + (1e-12 * (rival.abs() + last.abs())).clamp_min(1e-300)
+    # Level, but for a hair. Without a guard above, or a level rival with a lower number would win. With one below: where
+    # several items are level, a price above would take more of the wanted kind than needed, each at the price's cost.
+    hair = (1e-12 * (rival.abs() + last.abs())).clamp_min(1e-300)
+    price = (rival - last - hair).clamp_min(0) if guarded else rival - last + hair
     # No rival, or one that loses anyway: any price does, so none is asked.
     idle = (need == 0) | torch.isinf(rival) | torch.isinf(last) | (rival < last)
     return price.masked_fill(idle, 0)

@@ -69,7 +69,7 @@ def open_source(path: str | Path, form: str, names: dict[str, str], name: str | 
         raise ValueError(f"{name} has no rows. Give it a row per user and candidate item.")
     count = users["rows"].to_numpy().astype(np.int64)
     span = users["last"].to_numpy().astype(np.int64) - users["first"].to_numpy().astype(np.int64) + 1
-    return Source(name, path, form, scan, names, count, users["mark"].to_numpy(), bool((span == count).all()))
+    return Source(name, path, form, scan, names, count, users["user"].hash().to_numpy(), bool((span == count).all()))
 
 
 def chunks(source: Source, rows: int, folder: Path) -> Iterator[pl.DataFrame]:
@@ -144,11 +144,10 @@ def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl
 
 
 def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyFrame, pl.DataFrame]:
-    """Who is in the table: hash, rows, first and last row of each user; and, for CSV, ids and values as whole numbers.
+    """Who is in the table, with rows, first and last row of each; and, for CSV, ids and values as whole numbers.
 
     Whole numbers are restored only where each is written as Python would: "007" stays text.
     """
-    mark = pl.col("user").hash()
     counts = [pl.len().alias("rows"), pl.col("#").min().alias("first"), pl.col("#").max().alias("last")]
     whole = {}
     if form == "csv":
@@ -158,11 +157,13 @@ def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyF
                 whole[c] = pl.col(c).cast(pl.Int64, strict=False).cast(pl.String) == pl.col(c)
             elif c[:2] == "n:" and schema[c] == pl.Float64:
                 whole[c] = pl.col(c).round() == pl.col(c)
-        counts += [test.fill_null(False).all().alias(c) for c, test in whole.items()]
+        counts += [test.fill_null(False).all().alias(f"whole {c}") for c, test in whole.items()]
     else:
         scan = scan.select(columns)
-    users = scan.with_row_index("#").group_by(mark.alias("mark")).agg(counts).sort("first").collect(engine="streaming")
-    restored = [c for c in whole if len(users) and users[c].all()]
+    users = scan.with_row_index("#").group_by("user").agg(counts).sort("first").collect(engine="streaming")
+    restored = [c for c in whole if len(users) and users[f"whole {c}"].all()]
+    if "user" in restored:
+        users = users.cast({"user": pl.Int64})
     return scan.with_columns(pl.col(restored).cast(pl.Int64)) if restored else scan, users
 
 
