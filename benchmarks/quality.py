@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import record
 import torch
 
+import record
 import spdd
 from spdd.decode.oracle import static_optimum
 

@@ -9,8 +9,8 @@ by some slate of nearly every row. Worlds (see `spdd.data.worlds`):
 
 A slate is worth the sum of its items' probabilities, each taken when its slot was filled: what a user who picks items
 with the model's probabilities is expected to pick. Logits would not do: they are relative to a constant that is
-another in every slot, so their sum can be negative and regret has no natural unit. GaussianWorld's scores are made to
-be relevance in [0, 1] themselves, and count as they are.
+another in every slot, so their sum can be negative and regret has no natural unit. The last two are exceptions:
+GaussianWorld's scores are made to be relevance in [0, 1], and Checkerboard counts in scores; both count as they are.
 
     regret     (best - worth) / best of rows whose slate keeps the floor; best: the best slate that keeps it
     worth      worth / best of all rows that can keep the floor, whether they did or not
@@ -29,9 +29,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import record
 import torch
 
+import record
 import spdd
 from spdd.data.worlds import Checkerboard, GaussianWorld, MoodWorld
 from spdd.decode.bandits import gini
@@ -54,7 +54,7 @@ CASES = {
     "MoodWorld, floor 2": Case(lambda seed: MoodWorld(seed=seed), 2, "probability", True),
     "MoodWorld, floor 3": Case(lambda seed: MoodWorld(seed=seed), 3, "probability", True),
     "MoodWorld (pull 0.6), floor 2": Case(lambda seed: MoodWorld(seed=seed, pull=0.6), 2, "probability", True),
-    "Checkerboard, floor 3": Case(lambda seed: Checkerboard(), 3, "probability"),
+    "Checkerboard, floor 3": Case(lambda seed: Checkerboard(), 3, "identity"),
     "GaussianWorld, floor 2": Case(lambda seed: GaussianWorld(seed=seed), 2, "identity"),
 }
 
@@ -126,7 +126,7 @@ def measure(name, args):
         objective = spdd.Objective("wanted", value, at_least=case.floor)
         for decoder, make in makers.items():
             slate = make(world, [objective]).generate(world, histories, exclude=excluded)
-            worth = worth_of(case, world, histories, excluded, slate.items) / best
+            worth = (worth_of(case, world, histories, excluded, slate.items) / best).round(decimals=12)
             met = slate.status == spdd.MET
             into = found[decoder]
             into["regret"] += (1 - worth).where(met, torch.nan)[can].tolist()

@@ -89,15 +89,14 @@ def made_world(users: int, candidates: int, items: int, seed: int) -> World:
     normal, genres, width = random.standard_normal, len(GENRES), 16
     artists = max(4, items // 4)
 
-    # Artists have a genre, some many tracks and most a few; about 12 % of tracks are by artists that are new.
+    # Artists have a genre, some many tracks and most a few; those with the fewest are new, and make 12 % of all tracks.
     fame = random.pareto(1.5, artists) + 0.3
     artist = np.sort(random.choice(artists, size=items, p=fame / fame.sum()))
-    genre = np.where(
-        random.random(items) < 0.85, random.integers(0, genres, artists)[artist], random.integers(0, genres, items)
-    )
-    order = random.permutation(artists)
-    tracks = np.bincount(artist, minlength=artists)[order].cumsum()
-    new = np.isin(artist, order[tracks <= 0.12 * items]).astype(float)
+    home = random.integers(0, genres, artists)
+    genre = np.where(random.random(items) < 0.85, home[artist], random.integers(0, genres, items))
+    tracks = np.bincount(artist, minlength=artists)
+    fewest = np.argsort(tracks + random.random(artists))
+    new = np.isin(artist, fewest[tracks[fewest].cumsum() <= 0.12 * items]).astype(float)
 
     centre = normal((genres, width))
     sound = centre[genre] + 0.35 * normal((artists, width))[artist] + 0.35 * normal((items, width))

@@ -59,16 +59,10 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         if mask.shape not in ((count,), (rows, count)):
             raise ValueError(f"`exclude` must have shape ({count},) or ({rows}, {count}), got {tuple(mask.shape)}.")
         return (~mask).expand(rows, count)
-    try:
-        is_array = hasattr(exclude, "dtype")
-        whole = is_array or all(np.asarray(row).dtype.kind in "iu" for row in exclude if len(row))
-        items = torch.as_tensor(exclude) if is_array else pad_front(exclude)
-        whole = whole and not items.is_floating_point() and not items.is_complex()
-        items = pad_front(items).to(logits.device)
-    except (TypeError, ValueError, RuntimeError):
-        whole = False
-    if not whole:
+    items = _item_lists(exclude)
+    if items is None:
         raise TypeError("`exclude` must be a bool mask, or one list of item numbers per row.")
+    items = items.to(logits.device)
     if len(items) != rows:
         raise ValueError(f"`exclude` must hold one list of items per row: {rows} rows, got {len(items)} lists.")
     if items.numel() and (int(items.min()) < -1 or int(items.max()) >= count):
@@ -77,6 +71,17 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         )
     used = torch.zeros(rows, count + 1, dtype=torch.bool, device=logits.device)
     return ~used.scatter(1, items.remainder(count + 1), True)[:, :count]
+
+
+def _item_lists(given: Any) -> Tensor | None:
+    """(R, L) item numbers, or None where these are no lists of whole numbers."""
+    try:
+        if not hasattr(given, "dtype") and any(np.asarray(row).dtype.kind not in "iu" for row in given if len(row)):
+            return None
+        items = torch.as_tensor(given) if hasattr(given, "dtype") else pad_front(given)
+        return None if items.is_floating_point() or items.is_complex() else pad_front(items)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _begins_with_bool(given: Any) -> bool:

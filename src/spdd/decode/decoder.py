@@ -165,12 +165,12 @@ class Decoder:
 
             return run(problem, begun, look, lambda chosen, place: None, sampling, trace, only)
 
-        again = sampling is None and problem.guard is not None and self.polished(value)
-        state, steps = walk(problem, trace and not again)
-        if again:
+        guard = problem.guard if sampling is None and self.polished(value) else None
+        state, steps = walk(problem, trace and guard is None)
+        if guard is not None:
             price = primal_dual.net_price(problem, begun)
             priced = problem.combine(worth, value, price)
-            best = polish(worth, value, view.open, priced, problem.guard, steps.items)
+            best = polish(worth, value, view.open, priced, guard, steps.items)
             # Walked once more over these items alone, so that order, prices and trace are those of the slate. They keep
             # the promises together, whatever their order: nothing is left to guard.
             state, steps = walk(problem._replace(guarded=False, guard=None), trace, best)

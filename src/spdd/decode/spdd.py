@@ -91,7 +91,7 @@ class SPDD(Decoder):
         shared = [p for p, o in enumerate(self._promised_by()) if o.in_traffic]  # promises whose price all rows share
         column, sign = problem.promises.column, problem.promises.sign
         start = self._start(view)
-        if start == "warm":
+        if isinstance(start, str):
             prices = torch.zeros_like(target)
             own = [p for p in range(len(column)) if p not in shared]
             if own:

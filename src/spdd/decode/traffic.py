@@ -66,13 +66,8 @@ class Traffic:
             ):
                 raise ValueError("it is not a traffic state")
             lists = ("promises", "target", "price", "gained")
-            loaded = Traffic(
-                *(tuple(found[k]) for k in lists[:3]),
-                found["unit"],
-                tuple(found["gained"]),
-                found["slates"],
-                found["batches"],
-            )
+            promises, target, price, gained = (tuple(found[k]) for k in lists)
+            loaded = Traffic(promises, target, price, found["unit"], gained, found["slates"], found["batches"])
             numbers = (*loaded.target, *loaded.price, loaded.unit, *loaded.gained, loaded.slates, loaded.batches)
             if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers):
                 raise ValueError("it holds something that is not a finite number")

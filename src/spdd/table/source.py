@@ -63,7 +63,11 @@ def open_source(path: str | Path, form: str, names: dict[str, str], name: str | 
         if form == "csv":
             scan = _scan(path, form, _csv_types(names, schema))
             schema = scan.collect_schema()
-        scan = scan.select(_typed(own, schema[c], c, name, form) for own, c in names.items())
+        unused = [c for c in schema if c not in names.values()]
+        scan = scan.select(
+            *(_typed(own, schema[c], c, name, form) for own, c in names.items()),
+            *([pl.any_horizontal(pl.col(unused).is_null()).alias("?")] if unused else []),
+        )
         scan, users = _survey(scan, form, list(names))
     if not len(users):
         raise ValueError(f"{name} has no rows. Give it a row per user and candidate item.")
@@ -94,7 +98,13 @@ def _scan(path: Path, form: str, types: dict[str, pl.DataType] | None) -> pl.Laz
     if not path.exists():
         raise FileNotFoundError(2, "there is no such file")
     if form == "csv":
-        return pl.scan_csv(path, infer_schema_length=1000, schema_overrides=types, glob=False)
+        return pl.scan_csv(
+            path,
+            infer_schema_length=1000,
+            schema_overrides=types,
+            glob=False,
+            with_column_names=lambda names: [name.replace('""', '"') for name in names],  # polars leaves them doubled
+        )
     if path.is_dir():
         raise IsADirectoryError(21, "it is a folder")
     return pl.scan_parquet(path, glob=False) if form == "parquet" else pl.scan_ipc(path, glob=False)
@@ -117,8 +127,8 @@ def _check_columns(names: dict[str, str], schema: pl.Schema, name: str) -> None:
 
 
 def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataType]:
-    """A CSV has no types, and guesses from its first rows may fail later: names stay text, the rest are numbers."""
-    types: dict[str, pl.DataType] = {}
+    """A CSV has no types, and guesses from its first rows may fail later: values are numbers, all else is text."""
+    types: dict[str, pl.DataType] = {c: pl.String() for c in schema if c not in names.values()}
     for own, column in names.items():
         text = own in ("user", "item") or own[:2] == "l:"
         flag = own[:2] == "n:" and schema[column] == pl.Boolean
@@ -146,25 +156,25 @@ def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl
 def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyFrame, pl.DataFrame]:
     """Who is in the table, with rows, first and last row of each; and, for CSV, ids and values as whole numbers.
 
-    Whole numbers are restored only where each is written as Python would: "007" stays text.
+    Whole numbers are restored only where each is written as Python would: "007" stays text. Of a CSV every column is
+    read here, because only then does polars notice lines with too many fields.
     """
     counts = [pl.len().alias("rows"), pl.col("#").min().alias("first"), pl.col("#").max().alias("last")]
     whole = {}
+    schema = scan.collect_schema()
     if form == "csv":
-        schema = scan.collect_schema()
         for c in columns:
             if c in ("user", "item"):
                 whole[c] = pl.col(c).cast(pl.Int64, strict=False).cast(pl.String) == pl.col(c)
             elif c[:2] == "n:" and schema[c] == pl.Float64:
-                whole[c] = pl.col(c).round() == pl.col(c)
+                whole[c] = (pl.col(c).round() == pl.col(c)) & (pl.col(c).abs() < 2.0**53)
         counts += [test.fill_null(False).all().alias(f"whole {c}") for c, test in whole.items()]
-    else:
-        scan = scan.select(columns)
+        counts += [pl.col(c).null_count().alias(f"empty {c}") for c in schema if c not in whole]
     users = scan.with_row_index("#").group_by("user").agg(counts).sort("first").collect(engine="streaming")
     restored = [c for c in whole if len(users) and users[f"whole {c}"].all()]
     if "user" in restored:
         users = users.cast({"user": pl.Int64})
-    return scan.with_columns(pl.col(restored).cast(pl.Int64)) if restored else scan, users
+    return scan.select(columns).with_columns(pl.col(restored).cast(pl.Int64)), users
 
 
 # ---- chunks -----------------------------------------------------------------------------------------------------
