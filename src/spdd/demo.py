@@ -33,37 +33,42 @@ def run(out: Path, *, users: int = 2000, candidates: int = 200, items: int = 600
     from rich.console import Console
 
     out.mkdir(parents=True, exist_ok=True)
-    console = Console(markup=False, highlight=False, soft_wrap=False)
-    table = out / "candidates.parquet"
+    console = Console(markup=False, highlight=False)
+    table, slates, numbers, picture = (out / name for name in FILES)
 
     world = made_world(users, candidates, items, seed)
     write_candidates(world, table)
+    contest = entries(world, seed)
     console.print(
-        f"A made-up music service: {users:,} users, {candidates} candidate tracks each, {world.new.mean():.0%} of "
-        f"tracks by new creators.\nEvery decoder fills {SLOTS} slots per user; {FLOOR} should go to new creators.\n"
+        f"A made-up music service: {users:,} users with {candidates} candidate tracks each; {world.new.mean():.0%} of all\n"
+        f"tracks are by new creators. Of the {SLOTS} slots of every slate, {FLOOR} should be theirs.\n"
+        f"Filling slates with {len(contest)} settings of {len({e.name for e in contest})} decoders ...\n"
     )
-    results = judged(world, entries(world, seed))
+    results = judged(world, contest)
     console.print(results_page(results))
     console.print()
-    for line in findings(results):
-        console.print(f"- {line}")
-    console.print()
-    write_results(results, out / "decoders.csv")
-    picture = draw(results, out / "decoders")
+    console.print(bullets(findings(results)))
+    write_results(results, numbers)
+    trouble = draw(results, picture)
 
-    console.print("The same for a table of your own is one command. On the candidates above:\n")
-    rerank(table, out / "slates.parquet", console)
+    console.print("\nFor a table of your own this is one command. On the candidates above:\n")
+    rerank(table, slates, console)
+    written = [
+        (table, "the candidates, and what no decoder sees: the chance of a click"),
+        (slates, "the slates of the command above"),
+        (numbers, "all numbers of the table and the picture, and what is between"),
+    ]
+    if not trouble:
+        written.append((picture, f"the picture; also {picture.with_suffix('.png').name}"))
     console.print("\nWritten:")
-    for path, what in (
-        (table, "the candidates; `click chance` is the truth no decoder sees"),
-        (out / "slates.parquet", "the slates of the command above"),
-        (out / "decoders.csv", "every number of the table and the picture"),
-        (out / "decoders.svg", picture or "the picture, and decoders.png"),
-    ):
-        if path.exists() or not picture:
-            console.print(f"  {path}  {what}", soft_wrap=True)
-    if picture:
-        console.print(f"  {picture}", soft_wrap=True)
+    width = max(len(str(path)) for path, _ in written)
+    for path, what in written:
+        console.print(f"  {path!s:{width}}  {what}", soft_wrap=True)
+    if trouble:
+        console.print(f"No picture: {trouble}", soft_wrap=True)
+
+
+FILES = ("candidates.parquet", "slates.parquet", "decoders.csv", "decoders.svg")
 
 
 # ---- the world ------------------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ class Entry(NamedTuple):
     name: str
     setting: str
     serve: Callable[[World], np.ndarray]  # gives the slates, (R, K) items
-    mark: str = ""  # what a sweep's dots are marked with; "" for a decoder that is one dot
+    mark: str | None = None  # what its dot is marked with, if it is one of a sweep
     listed: bool = True  # whether the table has a line for it
 
 
@@ -157,7 +162,7 @@ def entries(world: World, seed: int) -> list[Entry]:
 
     import spdd
 
-    def wish(floor: Any = FLOOR, per: str = "slate") -> list[spdd.Objective]:
+    def wish(floor: float = FLOOR, per: str = "slate") -> list[spdd.Objective]:
         return [spdd.Objective(OBJECTIVE, value=world.new, at_least=floor, per=per)]
 
     def at_once(decoder) -> Callable[[World], np.ndarray]:
@@ -172,14 +177,14 @@ def entries(world: World, seed: int) -> list[Entry]:
     return [
         Entry("Greedy", "", at_once(spdd.Greedy(slots=SLOTS))),
         *(
-            Entry("WA", f"weight {w}", at_once(spdd.WA(wish(), SLOTS, weight=w)), f"{w}", w in (0.3, 0.5, 0.6, 0.7))
+            Entry("WA", f"weight {w}", at_once(spdd.WA(wish(), SLOTS, weight=w)), f"{w}" if w in (0.3, 0.4, 0.5, 0.6, 0.7) else "", w in (0.3, 0.5, 0.6, 0.7))
             for w in weights
         ),
         Entry("EPR", "weight 0.6 of 30", at_once(spdd.EPR(wish(), SLOTS, weight=0.6, pool=30))),
         Entry("MustFill", f"floor {FLOOR}", at_once(spdd.MustFill(wish(), SLOTS))),
         *(Entry("SPDD printed", f"floor {f}", at_once(printed(f)), f"{f}", f == FLOOR) for f in floors),
         *(
-            Entry("SPDD", f"floor {f}", at_once(spdd.SPDD(wish(f), SLOTS)), f"{f}", f in (1, FLOOR, 5))
+            Entry("SPDD", f"floor {f}", at_once(spdd.SPDD(wish(f), SLOTS)), f"{f}" if f else "", f in (1, FLOOR, 5))
             for f in floors
         ),
         Entry("SPDD", f"{FLOOR} on average", at_once(spdd.SPDD(wish(per="traffic"), SLOTS))),
@@ -336,6 +341,15 @@ def findings(results: list[Result]) -> list[str]:
     ]
 
 
+def bullets(lines: list[str]) -> RenderableType:
+    from rich.table import Table
+
+    page = Table.grid(padding=(0, 1))
+    for line in lines:
+        page.add_row("-", line)
+    return page
+
+
 def _share(part: float) -> str:
     """A percentage that says 0 and 100 only where it is so."""
     return f"{min(max(part, 0.001), 0.999) if 0 < part < 1 else part:.1%}"
@@ -364,23 +378,29 @@ def write_results(results: list[Result], path: Path) -> None:
     pl.DataFrame(rows).write_csv(path, float_precision=5)
 
 
-def draw(results: list[Result], stem: Path) -> str:
+def draw(results: list[Result], path: Path) -> str:
     """Draw the picture. Returns what to do where it cannot be drawn, "" where it was."""
     from .report.charts import Dot, Panel, save, trade_offs
 
+    dots = []
+    for r in results:
+        e = r.entry
+        label = e.mark if e.mark is not None else f"SPDD ({e.setting})" if e.name == "SPDD" else e.name
+        dots.append(Dot(e.name, label, (r.share, r.met), float(r.clicks.mean()), r.change[1], e.mark is not None))
     panels = (
-        Panel("On average, a fixed weight is hard to beat", "average share of new creators in a slate"),
+        Panel("On average: a fixed weight (WA) is hard to beat", "average share of new creators in a slate"),
         Panel(
-            f"In every slate, a floor costs little and a weight much",
+            "In every slate: SPDD and MustFill cost little, a weight much",
             f"share of slates with at least {FLOOR} new creators",
         ),
     )
-    dots = [
-        Dot(r.entry.name, r.entry.mark, r.entry.setting, (r.share, r.met), float(r.clicks.mean()), r.change[1])
-        for r in results
-    ]
+    notes = (
+        f"Numbers along the lines: the weight of WA, the floor of SPDD. MustFill has a floor of {FLOOR}.",
+        "Bars: 95 % interval, over users, of the difference to greedy.",
+    )
+    title = "What new creators' exposure costs in clicks, on a made-up music service"
     try:
-        save(trade_offs(dots, panels, y_title="expected clicks per slate"), stem)
+        save(trade_offs(dots, panels, y="expected clicks per slate", title=title, notes=notes), path)
     except ModuleNotFoundError as error:
         return str(error)
     return ""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spdd.data.worlds import GaussianWorld, MoodWorld, PathWorld
-from spdd.decode import bounds
+from spdd.decode import assumption, bounds
 from spdd.decode.oracle import autoregressive_optimum, enumerate_slates, static_optimum, take_rows
 
 WORLDS = 2000
@@ -201,7 +201,7 @@ def static_worlds():
 
 def gaussian_worlds(sigma=0.3):
     world = GaussianWorld(items=7, sigma=sigma, seed=4)
-    scores = bounds.score_trace(world, torch.arange(WORLDS), slots=4)
+    scores = assumption.score_trace(world, torch.arange(WORLDS), slots=4)
     return regret_worlds(scores, torch.Generator().manual_seed(4), ordered=True)
 
 
@@ -452,13 +452,13 @@ def test_certificate_rows_are_independent():
 
 def reports(scores, worlds):
     """Reports on `worlds` equal parts of the rows of `scores`."""
-    return [bounds.check_assumption(part) for part in scores.chunk(worlds)]
+    return [assumption.check_assumption(part) for part in scores.chunk(worlds)]
 
 
 @pytest.mark.parametrize("rows", [5, 40])
 @pytest.mark.parametrize("kind", [GaussianWorld, PathWorld])
 def test_assumption_holds_where_it_does(kind, rows):
-    scores = bounds.score_trace(kind(items=12, seed=12), torch.arange(150 * rows), slots=5)
+    scores = assumption.score_trace(kind(items=12, seed=12), torch.arange(150 * rows), slots=5)
     found = reports(scores, 150)
     assert np.mean([report.holds for report in found]) >= 0.95
     assert "Nothing speaks against" in str(next(report for report in found if report.holds))
@@ -501,7 +501,7 @@ def drift(scores):
     ],
 )
 def test_assumption_does_not_hold_where_it_does_not(world, change, broken):
-    scores = bounds.score_trace(world, torch.arange(20 * 40), slots=6)
+    scores = assumption.score_trace(world, torch.arange(20 * 40), slots=6)
     found = reports(change(scores), 20)
     assert not any(report.holds for report in found)
     for report in found:
@@ -512,8 +512,8 @@ def test_assumption_does_not_hold_where_it_does_not(world, change, broken):
 
 def test_sigma_is_found():
     for sigma in (0.01, 0.5):
-        found = bounds.estimate_sigma(
-            bounds.score_trace(GaussianWorld(items=500, sigma=sigma), torch.arange(50), slots=10)
+        found = assumption.estimate_sigma(
+            assumption.score_trace(GaussianWorld(items=500, sigma=sigma), torch.arange(50), slots=10)
         )
         assert found.plain.shape == found.robust.shape == (50,)
         assert (found.plain / sigma - 1).abs().max() < 0.05
@@ -521,15 +521,15 @@ def test_sigma_is_found():
 
 
 def test_robust_sigma_ignores_a_few_huge_changes():
-    scores = bounds.score_trace(GaussianWorld(items=500, sigma=0.1), torch.arange(4), slots=10)
+    scores = assumption.score_trace(GaussianWorld(items=500, sigma=0.1), torch.arange(4), slots=10)
     scores[:, 5:, :10] += 50
-    found = bounds.estimate_sigma(scores)
+    found = assumption.estimate_sigma(scores)
     assert (found.plain > 1).all()
     assert (found.robust / 0.1 - 1).abs().max() < 0.1
 
 
 def test_scores_that_never_move_keep_the_assumption():
-    report = bounds.check_assumption(torch.rand(5, 1, 8).expand(-1, 4, -1))
+    report = assumption.check_assumption(torch.rand(5, 1, 8).expand(-1, 4, -1))
     assert report.holds
     assert report.sigma == 0
 
@@ -537,14 +537,14 @@ def test_scores_that_never_move_keep_the_assumption():
 def test_masked_scores_are_refused():
     scores = torch.zeros(1, 3, 4)
     with pytest.raises(ValueError, match="finite"):
-        bounds.check_assumption(scores.index_fill(2, torch.tensor([1]), -torch.inf))
+        assumption.check_assumption(scores.index_fill(2, torch.tensor([1]), -torch.inf))
     with pytest.raises(ValueError, match="2 slots"):
-        bounds.check_assumption(scores[:, :1])
+        assumption.check_assumption(scores[:, :1])
 
 
 def test_score_trace_follows_greedy_choices():
     world = MoodWorld()
-    trace = bounds.score_trace(world, torch.arange(3), slots=3)
+    trace = assumption.score_trace(world, torch.arange(3), slots=3)
     state = world.start(torch.arange(3))
     first = world.logits(state).argmax(1)
     after = world.advance(state, first)

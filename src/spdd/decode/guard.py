@@ -214,10 +214,13 @@ def _pool(value, eligible, size):
 
 
 def _by_value(value, pool):
-    """The places in order of their values, so that what the search finds depends on values, not on who has them."""
-    for v in value.flip(0):
-        pool = pool.gather(1, v.expand(len(pool), -1).gather(1, pool).argsort(dim=1, stable=True))
-    return pool
+    """The places shuffled by their values, so that what the search finds depends on values, not on who has them.
+
+    Shuffled, not sorted: the search takes the first of equally good items, and should not meet the smallest first.
+    """
+    near = _take(value, pool)
+    mixed = sum(v * 12.9898 * (c + 1) for c, v in enumerate(near)).sin() * 43758.5453
+    return pool.gather(1, mixed.frac().argsort(dim=1, stable=True))
 
 
 def _first_of_each(pool):
