@@ -123,12 +123,12 @@ def batch(random, items, slots, count, kind, side):
         direction = random.dirichlet(np.ones(count)) * (-1 if side == "caps" else 1)
         key = direction @ value if random.random() < 0.7 else random.random(items)
         total = value[:, np.argsort(-np.where(eligible[row], key, -np.inf))[:slots]].sum(1)
-        spare = random.uniform(0, 0.03, count) * total if kind == "real" else random.integers(0, 2, count)
+        spare = random.uniform(0.01, 0.05, count) * total if kind == "real" else random.integers(0, 2, count)
         more = (0.05 * total if kind == "real" else np.ones(count)) * (row % 5 == 0)
         if side != "caps":
-            floor[row] = np.maximum(total - spare + (more if side == "floors" else 0), 0)
+            floor[row] = np.maximum(total - spare + more, 0)
         if side != "floors":
-            cap[row] = np.maximum(total + spare - more, 0 if side == "caps" else floor[row])
+            cap[row] = np.maximum(total + spare + (more if side == "both" else -more), 0)
     return value, eligible, floor, cap
 
 

@@ -358,7 +358,7 @@ def test_a_setting_in_one_text(text, said):
 
 @pytest.mark.parametrize("text", ["rate", "=3", "rate=", ""])
 def test_a_text_that_is_no_setting(text):
-    with pytest.raises(ValueError, match="must read like 'rate=0.2'"):
+    with pytest.raises(ValueError, match=r"must read like 'rate=0\.2'"):
         parse_setting(text)
 
 

@@ -130,8 +130,8 @@ def test_chunks_hold_whole_users_in_the_tables_order(shuffled, tmp_path, monkeyp
     parts = list(chunks(source, 50, tmp_path))
     assert len(parts) > 5
     assert max(map(len, parts)) <= 50 + 12
-    seen = [part["user"].unique(maintain_order=True).to_list() for part in parts]
-    assert sum(seen, []) == frame["user"].unique(maintain_order=True).to_list()
+    seen = [user for part in parts for user in part["user"].unique(maintain_order=True)]
+    assert seen == frame["user"].unique(maintain_order=True).to_list()
     expected = pl.concat(frame.partition_by("user", maintain_order=True))
     assert pl.concat(parts)["score"].equals(expected["score"])
 

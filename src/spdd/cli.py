@@ -97,6 +97,7 @@ def rerank(
         from .table.formats import format_of
         from .table.rerank import needs
 
+        _one_thread()
         stated = amended(
             Policy() if policy is None else read_policy(policy),
             decoder=decoder,
@@ -171,6 +172,18 @@ def _in_words(debug: bool) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _one_thread() -> None:
+    """Decode in one thread, unless told otherwise; polars reads and writes with the others.
+
+    The matrices of a chunk are too small to share: on a busy machine, threads that wait for each other in every
+    operation make it ten times slower.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _check_apart(out: str | None, others: dict[str, str | None]) -> None:

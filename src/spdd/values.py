@@ -24,6 +24,7 @@ CURVES = {"sqrt": torch.sqrt, "log": torch.log1p}
 # Gains are rounded to this many steps per unit, far above the noise of float64 and far below what a target may
 # be missed by: items alike in what they bring give exactly the same, in whatever order a device adds them up.
 STEPS = 2.0**40
+MOST_HAS = 1 << 25  # numbers in `Members.has`: 256 MB
 
 
 def coverage(table: Any, concave: Any = "sqrt") -> Coverage:
@@ -237,11 +238,15 @@ class Members(NamedTuple):
     """Items' parts in T categories, and the same with the zeros left out: L is the most categories an item has.
 
     table: (M, T) or (R, M, T).  category, weight: (L, M) or (L, R, M)
+    pair:  (2, P) category and weight of every kind of part there is, where items share few (tables of 0 and 1 do)
+    has:   (P, M) 1 where an item has such a part
     """
 
     table: Tensor
     category: Tensor
     weight: Tensor
+    pair: Tensor
+    has: Tensor
 
 
 def members(table: Any, name: str, split: bool = False) -> Members:
@@ -252,7 +257,22 @@ def members(table: Any, name: str, split: bool = False) -> Members:
     depth = max(1, int((given > 0).sum(-1).max()))
     category = (given == 0).byte().argsort(dim=-1, stable=True)[..., :depth]
     weight = given.gather(-1, category)
-    return Members(given, category.movedim(-1, 0).contiguous(), weight.movedim(-1, 0).contiguous())
+    pair, has = _pairs(given)
+    return Members(given, category.movedim(-1, 0).contiguous(), weight.movedim(-1, 0).contiguous(), pair, has)
+
+
+def _pairs(table: Tensor) -> tuple[Tensor, Tensor]:
+    """`Members.pair` and `Members.has`, both empty where there are too many to gain from."""
+    none = table.new_zeros(2, 0), table.new_zeros(0, table.shape[-2])
+    if table.dim() == 3:
+        return none
+    item, category = table.nonzero().unbind(1)
+    pair, kind = torch.stack([category.double(), table[item, category]]).unique(dim=1, return_inverse=True)
+    if pair.shape[1] * len(table) > MOST_HAS:
+        return none
+    has = table.new_zeros(pair.shape[1], len(table))
+    has[kind, item] = 1
+    return pair, has
 
 
 def mix(wanted: Any, table: Tensor) -> Tensor:
@@ -293,10 +313,14 @@ def marginal(parts: Members, have: Tensor, curve: Callable[[Tensor, Callable], T
     curve: (x, look) -> curve of x, elementwise; look(p) lines up p (1 or R, T) with x
     """
     now = curve(have, lambda p: p)
-    gain = torch.zeros((), dtype=have.dtype, device=have.device)
-    for category, weight in zip(parts.category, parts.weight, strict=True):
-        look = partial(_line_up, category, len(have))
-        gain = gain + (curve(look(have) + weight, look) - look(now))
+    if parts.pair.shape[1]:
+        look = partial(_line_up, parts.pair[0].long(), len(have))
+        gain = (curve(look(have) + parts.pair[1], look) - look(now)) @ parts.has
+    else:
+        gain = torch.zeros((), dtype=have.dtype, device=have.device)
+        for category, weight in zip(parts.category, parts.weight, strict=True):
+            look = partial(_line_up, category, len(have))
+            gain = gain + (curve(look(have) + weight, look) - look(now))
     return gain.mul_(STEPS).round_().div_(STEPS)
 
 

@@ -25,6 +25,7 @@ from .guard import Reach, find_witness, slack_of
 from .polish import polish
 from .primal_dual import Problem, Promises, State, linear
 from .search import Model, Steps, View, run
+from .walk import walk_groups
 
 MOST_GROUPS = 32  # with more distinct values than this, sorting items by value group no longer pays
 
@@ -150,7 +151,11 @@ class Decoder:
             eligible = items >= 0
             logits = best.masked_fill(~eligible, 0)
             if not self.polished(near):
-                return self._walk_groups(relevance(self.scale, logits, norm), near, eligible, items, groups, trace)
+                worth = relevance(self.scale, logits, norm)
+                view = View(worth, near, eligible, items, static=True)
+                problem, reach, begun = self._begin(groups.level.T[:, None], None, view)
+                width = [min(self.slots, size) for size in groups.size]
+                return self._pack(problem, reach, *walk_groups(problem, begun, worth, items, width, trace))
             order = items.argsort(1)  # ascending item numbers: the first of equal scores is the lowest item
             logits, items, eligible = (x.gather(1, order) for x in (logits, items, eligible))
             value = near.gather(2, order.expand(len(near), -1, -1))
@@ -175,25 +180,6 @@ class Decoder:
             # the promises together, whatever their order: nothing is left to guard.
             state, steps = walk(problem._replace(guarded=False, guard=None), trace, best)
         return self._pack(problem, reach, state, _renamed(steps, items))
-
-    def _walk_groups(self, worth, value, found, items, groups, trace) -> Slate:
-        """Static scores and few distinct values: of each group only the best item left can win a slot."""
-        level = groups.level.T[:, None]  # (C, 1, G)
-        problem, reach, state = self._begin(level, None, View(worth, value, found, items, static=True))
-        width = [min(self.slots, size) for size in groups.size]
-        ends = torch.tensor(width, device=worth.device).cumsum(0)
-        next_ = (ends - ends.new_tensor(width)).expand(len(worth), -1)  # (R, G) column of each group's best item left
-
-        def look(state: State) -> View:
-            column = next_.clamp_max(worth.shape[1] - 1)
-            open_ = (next_ < ends) & found.gather(1, column)
-            return View(worth.gather(1, column), level, open_, items.gather(1, column))
-
-        def move(chosen: Tensor, place: Tensor) -> None:
-            nonlocal next_
-            next_ = next_.scatter_add(1, place, (chosen >= 0).long()[:, None])
-
-        return self._pack(problem, reach, *run(problem, state, look, move, None, trace))
 
     def _autoregressive(self, model, model_state, logits, eligible, sampling, trace) -> Slate:
         value, groups = self._values(logits)

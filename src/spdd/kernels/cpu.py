@@ -1,9 +1,14 @@
-"""Best items of every value group on the CPU, in one read of the scores (numba). `reference.py` says what right means."""
+"""The CPU's kernels (numba): best items of every value group in one read of the scores, and whole slates from them.
+
+`reference.py` and `decode/search.py` say what right means.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -62,3 +67,123 @@ def _scan(logits, member, ends, allowed, masked, best, items):
                 best[row, place] = score
                 items[row, place] = j
                 last[g] = best[row, ends[g + 1] - 1]
+
+
+class Prices(NamedTuple):
+    """P prices per row. column: the value each belongs to.  sign: (P,).  The rest (R, P); see `decode.primal_dual`."""
+
+    column: tuple[int, ...]
+    sign: Tensor
+    initial: Tensor
+    share: Tensor
+    rate: Tensor
+    ceiling: Tensor
+
+
+class Witness(NamedTuple):
+    """A guard of one floor (side 1) or cap (side -1) on `column`; see `decode.guard`. target: (R,). value, items: (R, W)"""
+
+    column: int
+    side: int
+    target: Tensor
+    value: Tensor
+    items: Tensor
+
+
+def walk_groups(
+    worth: Tensor,
+    items: Tensor,
+    level: Tensor,
+    width: list[int],
+    slots: int,
+    prices: Prices,
+    remaining: bool,
+    witness: Witness | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Slates slot by slot: items (R, K), relevance (R, K), gained (R, C), excess (R, P).
+
+    Equal to `decode.search.run` over one column per group, to the bit.
+    worth, items: (R, N) each group's best, best first; -1 for items that are not there.  level: (G, C).
+    width: columns of each group.  remaining: due is what is missing per slot left
+    """
+    rows, objectives = len(worth), level.shape[1]
+    names, relevance = np.full((rows, slots), -1, dtype=np.int64), np.full((rows, slots), np.nan)
+    gained, excess = np.zeros((rows, objectives)), np.zeros((rows, len(prices.column)))
+    if witness is None:
+        empty = torch.zeros(rows, 0, dtype=torch.float64)
+        witness = Witness(0, 0, empty.sum(1), empty, empty.long())
+    read = (worth, items, level, *prices[1:], witness.target, witness.value, witness.items)
+    _walk(
+        *(x.contiguous().numpy() for x in read),
+        np.array(prices.column, dtype=np.int64),
+        np.concatenate([[0], np.cumsum(width)]),
+        remaining,
+        witness.side,
+        witness.column,
+        names,
+        relevance,
+        gained,
+        excess,
+    )
+    names, relevance, gained, excess = (torch.from_numpy(x) for x in (names, relevance, gained, excess))
+    return names, relevance, gained, excess
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(
+    worth, items, level, sign, initial, share, rate, ceiling, target, witness_value, witness_items,
+    column, ends, remaining, side, guarded, names, relevance, gained, excess,
+):  # fmt: skip
+    groups, objectives = level.shape
+    slots = names.shape[1]
+    for row in range(names.shape[0]):
+        next_ = ends[:-1].copy()
+        alive = witness_items[row] >= 0
+        count = 0
+        for slot in range(slots):
+            net = np.zeros(objectives)
+            for p in range(len(column)):
+                price = initial[row, p] * math.exp(-rate[row, p] * excess[row, p] * sign[p])
+                net[column[p]] += min(price, ceiling[row, p]) * sign[p]
+            # The witness item that makes room: the one that gives least under a floor, most under a cap.
+            swap, total = -1, 0.0
+            for w in range(len(alive)):
+                if alive[w]:
+                    total += witness_value[row, w]
+                    if swap < 0 or side * witness_value[row, w] < side * witness_value[row, swap]:
+                        swap = w
+            best, best_score, best_kept = -1, 0.0, False
+            for g in range(groups):
+                place = next_[g]
+                if place >= ends[g + 1] or items[row, place] < 0:
+                    continue
+                score = worth[row, place]
+                for c in range(objectives):
+                    score = score + net[c] * level[g, c]
+                kept = True
+                if side != 0:
+                    bar = np.inf * side
+                    if swap >= 0:
+                        bar = target[row] - (gained[row, guarded] + total) + witness_value[row, swap]
+                    kept = side * level[g, guarded] >= side * bar
+                better = score > best_score or (score == best_score and items[row, place] < items[row, next_[best]])
+                if best < 0 or (kept and not best_kept) or (kept == best_kept and better):
+                    best, best_score, best_kept = g, score, kept
+            if best < 0:
+                continue
+            place = next_[best]
+            next_[best] += 1
+            names[row, slot], relevance[row, slot] = items[row, place], worth[row, place]
+            for p in range(len(column)):
+                due = share[row, p]
+                if remaining:
+                    due = (due * slots - gained[row, column[p]]) / max(slots - count, 1)
+                excess[row, p] += level[best, column[p]] - due
+            for c in range(objectives):
+                gained[row, c] += level[best, c]
+            count += 1
+            for w in range(len(alive)):
+                if alive[w] and witness_items[row, w] == items[row, place]:
+                    swap = w
+            if swap >= 0:
+                alive[swap] = False

@@ -254,7 +254,7 @@ def placed(texts: Sequence[Text], obstacles: Sequence[Box]) -> list[tuple[Text, 
                 box = Box(text.x + across * (wide / 2 + gap), text.y + down * (high / 2 + gap), wide, high)
                 if not (wide / 2 <= box.x <= WIDTH - wide / 2 and high / 2 <= box.y <= HEIGHT - high / 2):
                     continue
-                covered = sum(box.overlap(o) for o in obstacles) + 3 * sum(box.overlap(b) for _, b in taken)
+                covered = sum(box.overlap(o) for o in obstacles) + 10 * sum(box.overlap(b) for _, b in taken)
                 cost = covered + 2 * gap
                 if cost < least:
                     best, least = box, cost
