@@ -1,7 +1,9 @@
 """The tour, on a tenth of its users: what it writes, what its table says, and what it does without a picture."""
 
 import re
+import shutil
 import sys
+import types
 
 import numpy as np
 import polars as pl
@@ -27,7 +29,7 @@ def feasible(world):
     return ((world.new * ~world.barred).sum(1) >= demo.FLOOR).mean()
 
 
-def test_tour_writes_what_it_says(tmp_path, capfd):
+def test_tour_writes_what_it_says(world, tmp_path, capfd):
     pytest.importorskip("altair")
     out = tmp_path / "made" / "demo"
     demo.run(out, **SIZE)
@@ -53,25 +55,19 @@ def test_tour_writes_what_it_says(tmp_path, capfd):
         row = numbers.filter(pl.col("decoder") == name, pl.col("setting").fill_null("") == setting)
         assert re.search(rf"^{line} +{row['slates with 3'].item():.1%} ", said.out, re.MULTILINE)
 
-
-def test_command_serves_the_slates_of_the_table(world, tmp_path):
-    """The table on disk, read back by `spdd rerank`, gives what the tour's own SPDD gave."""
-    from rich.console import Console
-
-    demo.write_candidates(world, tmp_path / "c.parquet")
-    demo.rerank(tmp_path / "c.parquet", tmp_path / "s.parquet", Console())
-    served = pl.read_parquet(tmp_path / "s.parquet")
+    # `spdd rerank`, from the table on disk, serves what the tour's own SPDD served.
+    served = pl.read_parquet(out / "slates.parquet")
     entry = next(e for e in demo.entries(world, 7) if (e.name, e.setting) == ("SPDD", "floor 3"))
-    ours = [f"t{j:04}" for j in entry.serve(world).ravel()]
-    assert served["item"].to_list() == ours
+    assert served["item"].to_list() == [f"t{j:04}" for j in entry.serve(world).ravel()]
     assert (served["status"] == "met").mean() == feasible(world)
 
 
-def test_failed_command_is_no_success(tmp_path):
+def test_failed_command_is_no_success(tmp_path, monkeypatch):
     from rich.console import Console
 
+    monkeypatch.setattr(demo.subprocess, "run", lambda *args, **kwargs: types.SimpleNamespace(returncode=2))
     with pytest.raises(RuntimeError, match="exit code 2"):
-        demo.rerank(tmp_path / "absent.parquet", tmp_path / "s.parquet", Console())
+        demo.rerank(tmp_path / "c.parquet", tmp_path / "s.parquet", Console())
 
 
 def test_world_is_as_described(world):
@@ -121,15 +117,19 @@ def test_what_the_findings_claim_is_so(world, results):
     assert (np.diff(held, axis=1) <= 0).all()  # all new creators there are, then the others
 
 
-def test_what_the_picture_claims_is_so(results):
+def test_what_the_picture_claims_is_so():
+    """Of the world it shows."""
+    world = demo.made_world(users=2000, candidates=200, items=600, seed=7)
+    contest = [e for e in demo.entries(world, seed=7) if e.name in ("Greedy", "WA", "SPDD", "SPDD printed", "MustFill")]
+    results = {r.title: r for r in demo.judged(world, contest)}
     weights = [r for r in results.values() if r.entry.name == "WA"]
     near = next(r for r in weights if r.met > 0.95)
     for title in ("SPDD, floor 3", "MustFill, floor 3"):
-        assert results[title].change[0] > 2 * near.change[0]  # both are negative
+        assert results[title].change[0] > near.change[0] / 3  # both are negative
     share, change = [r.share for r in weights], [r.change[0] for r in weights]
     for title in ("SPDD, floor 2", "SPDD, floor 3", "SPDD, floor 5"):
         r = results[title]
-        assert -0.2 < r.change[0] - np.interp(r.share, share, change) < 0
+        assert -0.05 < r.change[0] - np.interp(r.share, share, change) < 0
 
 
 def test_findings_hide_no_winner(results):
@@ -141,6 +141,7 @@ def test_findings_hide_no_winner(results):
 
 
 def test_without_the_extra_all_but_the_picture(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(demo, "rerank", lambda table, slates, console: shutil.copy(table, slates))
     monkeypatch.setitem(sys.modules, "altair", None)
     demo.run(tmp_path, users=20, candidates=60, items=120)
     said = capfd.readouterr().out

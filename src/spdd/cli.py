@@ -238,10 +238,9 @@ def summary_page(summary: Summary, seconds: float) -> RenderableType:
     from rich.text import Text
 
     users = max(summary.users, 1)
-    speed = summary.rows / max(seconds, 1e-9)
     lines = [
-        f"{summary.users:,} user{'s' * (summary.users != 1)}, {summary.filled:,} of {summary.users * summary.slots:,} slots filled, "
-        f"{summary.rows:,} rows in {seconds:.1f} s ({speed:,.0f} rows/s)",
+        f"{summary.users:,} user{'s' * (summary.users != 1)}, {summary.filled:,} of {users * summary.slots:,} slots filled",
+        f"{summary.rows:,} rows in {seconds:.1f} s ({summary.rows / max(seconds, 1e-9):,.0f} rows/s)",
     ]
     if summary.few:
         have = "1 user has" if summary.few == 1 else f"{summary.few:,} users have"

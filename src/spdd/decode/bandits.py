@@ -114,7 +114,8 @@ class Bandit(Decoder):
             ):
                 raise ValueError("it is not a bandit state")
             identity = {key: found.pop(key) for key in self._identity()}
-            rounds = Rounds(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+            drawn, heard, reward = (tuple(found.pop(key)) for key in ("drawn", "heard", "reward"))
+            rounds = Rounds(drawn=drawn, heard=heard, reward=reward, **found)
             _check_rounds(rounds, len(identity["arms"]))
         except KeyError as error:
             raise ValueError(f"bandit state '{path}' cannot be read: it has no {error}. Restore a good copy.") from None
@@ -310,7 +311,7 @@ def _combine(weights: Tensor):
         for c, worth in enumerate(value):
             share = unit[:, c : c + 1] * worth
             criteria.append(torch.where(unit[:, c : c + 1] < 0, 1 + share, share).expand_as(relevance))
-        return gini(criteria, weight.T[:, :, None])
+        return gini(criteria, list(weight.T[:, :, None]))
 
     return score
 

@@ -219,7 +219,8 @@ def _by_value(value, pool):
     Shuffled, not sorted: the search takes the first of equally good items, and should not meet the smallest first.
     """
     near = _take(value, pool)
-    mixed = sum(v * 12.9898 * (c + 1) for c, v in enumerate(near)).sin() * 43758.5453
+    weight = 12.9898 * torch.arange(1, len(near) + 1, dtype=near.dtype, device=near.device)  # any numbers that mix
+    mixed = (near * weight[:, None, None]).sum(0).sin() * 43758.5453
     return pool.gather(1, mixed.frac().argsort(dim=1, stable=True))
 
 

@@ -113,8 +113,8 @@ def walk_groups(
         empty = torch.zeros(rows, 0, dtype=torch.float64)
         witness = Witness(0, 0, empty.sum(1), empty, empty.long())
     read = (worth, items, level, *prices[1:], witness.target, witness.value, witness.items)
-    _walk(
-        *(x.contiguous().numpy() for x in read),
+    arguments = [x.contiguous().numpy() for x in read]
+    arguments += [
         np.array(prices.column, dtype=np.int64),
         np.concatenate([[0], np.cumsum(width)]),
         remaining,
@@ -124,7 +124,8 @@ def walk_groups(
         relevance,
         gained,
         excess,
-    )
+    ]
+    _walk(*arguments)
     names, relevance, gained, excess = (torch.from_numpy(x) for x in (names, relevance, gained, excess))
     return names, relevance, gained, excess
 
