@@ -93,9 +93,8 @@ def rerank(
     began = time.perf_counter()
     with _in_words(debug):
         from .policy_file import Policy, amended, parse_objectives, parse_per_group, parse_setting, read_policy
-        from .table import Target, open_source, rerank_table
+        from .table import Target, needs, open_source, rerank_table
         from .table.formats import format_of
-        from .table.rerank import needs
 
         _one_thread()
         stated = amended(
