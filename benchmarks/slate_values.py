@@ -117,10 +117,10 @@ def main():
     ]
     print(f"{'':50}{'possible':>9}  missed where possible, in % (95% interval)   relevance lost")
     print(
-        f"{'':50}{'rows':>9}{''.join(f'{d:>15}' for d in DECODERS)}{''.join(f'{d:>10}' for d in ('MustFill', 'SPDD'))}"
+        f"{'':50}{'rows':>9}{''.join(f'{d:>20}' for d in DECODERS)}{''.join(f'{d:>10}' for d in ('MustFill', 'SPDD'))}"
     )
     for r in results:
-        missed = "".join(f"{interval(r['missed'][d], r['possible']):>15}" for d in DECODERS)
+        missed = "".join(f"{interval(r['missed'][d], r['possible']):>20}" for d in DECODERS)
         lost = "".join(f"{r['lost'][d]:10.3f}" if r["lost"] else f"{'-':>10}" for d in ("MustFill", "SPDD"))
         print(f"{r['name']:50}{r['possible']:9}{missed}{lost}")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)

@@ -351,6 +351,7 @@ def test_the_first_of_several_bad_rows_is_named(run, tmp_path):
         (["candidates.csv", "--state", "bad.toml"], "cannot be read"),
         (["candidates.csv", "-d", "greedy", "--state", "s.json"], "--state needs a decoder that learns"),
         (["candidates.csv", "-o", "score>=1"], "two columns called 'score'"),
+        (["candidates.csv", "--user", "item"], "must differ, and none be 'slot', got item, item and score"),
     ],
 )
 def test_wrong_words_are_refused(run, tmp_path, words, complaint):

@@ -241,7 +241,13 @@ def _kind(given: Any) -> str:
     return str(given.get("kind", "value")) if isinstance(given, Mapping) else getattr(given, "kind", "value")
 
 
-KINDS = {"value": ByValue, "per_group": PerGroup, "spacing": Spacing, "coverage": Coverage, "calibration": Calibration}
+OBJECTIVE_KINDS = {
+    "value": ByValue,
+    "per_group": PerGroup,
+    "spacing": Spacing,
+    "coverage": Coverage,
+    "calibration": Calibration,
+}
 
 Stated = Annotated[
     Annotated[ByValue, Tag("value")]
@@ -400,7 +406,7 @@ def _message(error: Mapping[str, Any], where: str) -> str:
     """One line: where, which key, the rule, what came, the way out."""
     at, model = [str(part) for part in error["loc"]], Policy
     if at[:1] == ["objectives"] and len(at) > 2:
-        model = KINDS[at.pop(2)]
+        model = OBJECTIVE_KINDS[at.pop(2)]
     # Behind the key stand the kinds of a union that were tried: no business of the reader's.
     at = at[: 3 if model is not Policy else 2 if at[:1] == ["objectives"] else 1]
     key = [part for part in at if not part.isdigit()][-1:] or [""]
@@ -415,7 +421,7 @@ def _message(error: Mapping[str, Any], where: str) -> str:
         case "missing":
             rule = f"is required in {came}."
         case "union_tag_invalid":
-            rule = f"must have a `kind` of {', '.join(KINDS)}, got {came}."
+            rule = f"must have a `kind` of {', '.join(OBJECTIVE_KINDS)}, got {came}."
         case "value_error":
             rule = f"{error['ctx']['error']}, got {came}."
         case _:

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import spdd
-from spdd.decode.bandits import check_arms, default_arms, gini
+from spdd.decode.bandits import Rounds, check_arms, default_arms, gini
 
 BOTH = [spdd.BanditUCB, spdd.BanditTS]
 MEANS = np.array([0.3, 0.4, 0.5, 0.55, 0.8, 0.45])  # of the six default arms; the fifth is the best
@@ -276,6 +277,16 @@ def test_fractional_rewards_are_counted_as_coins(new):
     reward = decoder.rounds.reward[0]
     assert reward == int(reward)
     assert abs(reward / 4000 - 0.3) < 4 * math.sqrt(0.21 / 4000)
+
+
+def test_thompson_draws_an_arm_as_often_as_it_is_the_best_under_the_posterior(new):
+    decoder = spdd.BanditTS([new], slots=1, arms=[[0.5, 0.5], [0.75, 0.25]])
+    decoder.rounds = Rounds(drawn=(10, 6), heard=(10, 4), reward=(6.0, 2.0))
+    beta = stats.beta(7, 5)
+    x = np.linspace(0, 1, 20_001)
+    want = np.trapezoid(beta.pdf(x) * stats.beta(3, 3).cdf(x), x)
+    share = (decoder.rerank(np.zeros((20_000, 8))).arm == 0).mean()
+    assert abs(share - want) < 4 * math.sqrt(0.25 / 20_000)
 
 
 def test_rewards_of_ucb_are_added_up_as_they_are(new):

@@ -189,6 +189,15 @@ def test_given_similarity_is_as_good_as_embeddings(decoder):
 
 
 @pytest.mark.parametrize("decoder", [spdd.MMR, spdd.DPP])
+def test_rows_may_have_embeddings_of_their_own(decoder):
+    logits, own = logits_of(), torch.stack([vectors(seed=row) for row in range(4)])
+    slate = decoder(own, slots=SLOTS, weight=0.6).rerank(logits)
+    for row in range(4):
+        alone = decoder(own[row], slots=SLOTS, weight=0.6).rerank(logits[row : row + 1])
+        assert torch.equal(slate.items[row : row + 1], alone.items)
+
+
+@pytest.mark.parametrize("decoder", [spdd.MMR, spdd.DPP])
 def test_copies_are_taken_lowest_number_first_in_any_batch(decoder):
     # Items 0, 20, 40, ... are copies of each other: a matrix product rounds differently at the edge of a tile.
     embeddings = vectors(20, 16).repeat(7, 1)[:133]

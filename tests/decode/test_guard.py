@@ -132,3 +132,19 @@ def test_without_the_guard_rows_do_end_short():
         decoder = spdd.SPDD(objectives, slots=slots, scale="identity", start=1e-3, rate=0.0, guard=False)
         short += int((decoder.rerank(relevance, exclude=~eligible).status == spdd.SHORT).sum())
     assert short > 20
+
+
+def test_a_row_that_is_not_settled_in_time_is_never_called_impossible(monkeypatch):
+    """Sums in a narrow window are a knapsack: with no time for the exact solver such rows may end SHORT, and say so."""
+    from spdd.decode import guard
+
+    rng = np.random.default_rng(0)
+    value = rng.random(40)
+    target = value[rng.permutation(40)[:5]].sum()
+    window = {"at_least": target - 1e-5, "at_most": target + 1e-5}
+    decoder = spdd.SPDD([spdd.Objective("exactly", value, **window)], slots=5)
+    scores = rng.random((4, 40))
+    monkeypatch.setattr(guard, "PATIENCE", 0.0)
+    assert set(decoder.rerank(scores).status.tolist()) <= {spdd.MET, spdd.SHORT}
+    monkeypatch.setattr(guard, "PATIENCE", 20.0)
+    assert (decoder.rerank(scores).status == spdd.MET).all()

@@ -138,6 +138,16 @@ def test_what_the_pool_lacks_is_short_and_what_nobody_has_is_impossible():
     assert wide.rerank(logits).status.tolist() == [MET, MET]
 
 
+@pytest.mark.parametrize("items", [30, 400])  # with 400 a short way through value groups is taken
+def test_what_is_excluded_cannot_be_reached(items):
+    logits, new, _ = world(items=items)
+    exclude = np.tile(new > 0, (6, 1))
+    exclude[:, new.nonzero()[0][:2]] = False
+    slate = spdd.EPR([Objective("new", new, at_least=3)], slots=5, pool=10).rerank(logits, exclude=exclude)
+    assert (slate.reachable == 2).all()
+    assert (slate.status == IMPOSSIBLE).all()
+
+
 def test_a_share_is_one_of_the_slots_not_of_the_pool():
     logits, new, _ = world()
     slate = spdd.EPR([Objective("new", new, at_least="50%", at_most=6)], slots=8, weight=0.9, pool=40).rerank(logits)

@@ -5,6 +5,9 @@ worst to best, times weights that never increase, so what an item is poorest at 
 bandit are such weight vectors (Busa-Fekete et al. 2017; Mehrotra et al. 2020). One slate is one round: an arm
 is drawn for it, and `learn` is told afterwards how it went. `BanditUCB` draws by upper confidence bounds,
 `BanditTS` by Thompson sampling. Floors and caps are reported, never pursued.
+
+With one objective of 0/1 values all arms serve the same slate: an item with value 1 has an index of at least w_2
+plus w_1 times its relevance, one with value 0 of at most w_2. Arms differ for graded values or several objectives.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ gets as close as it can.
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ from ..objective import TOLERANCE
 
 # Local search looks at whole candidate lists up to this length; of longer ones at the extremes of every objective.
 WIDE = 512
+
+# Seconds the exact solver may take for one row that local search could not settle, and a tenth of what it may take for a
+# batch. A sum of real values in a narrow window is a knapsack: most take milliseconds, some would take hours.
+PATIENCE = 1.0
 
 
 class Guard(NamedTuple):
@@ -48,7 +53,7 @@ class Guard(NamedTuple):
 class Reach(NamedTuple):
     """What the rows can reach at all.
 
-    feasible: (R,) some slate keeps every guarded target
+    feasible: (R,) some slate keeps every guarded target; also where that could not be settled in time
     reachable: (R, C') see `Slate.reachable`
     """
 
@@ -66,11 +71,12 @@ def find_witness(
     size = min(slots, value.shape[2])
     kind = _kind(floor, cap)
     if kind == "several":
-        place, reachable = _search(value, eligible, floor, cap, size)
+        place, reachable, unsettled = _search(value, eligible, floor, cap, size)
         total = _collected(value, eligible, place)
     else:
         place = _extreme(value[0], eligible, size, 1.0 if kind == "floor" else -1.0)
         reachable = total = _collected(value, eligible, place)
+        unsettled = torch.zeros_like(total[:, 0], dtype=torch.bool)
     feasible = ((total >= floor - slack_of(floor)) & (total <= cap + slack_of(cap))).all(1)
     filled = eligible.gather(1, place)
     floor, cap = torch.minimum(floor, total), torch.maximum(cap, total)
@@ -84,7 +90,7 @@ def find_witness(
         items.gather(1, place).masked_fill(~filled, -1),
         _take(value, place) * filled,
     )
-    return guard, Reach(feasible, reachable)
+    return guard, Reach(feasible | unsettled, reachable)
 
 
 def admissible(guard: Guard, alive: Tensor, gained: Tensor, value: Tensor) -> Tensor:
@@ -184,17 +190,22 @@ def _search(value, eligible, floor, cap, size):
     under_cap = torch.where(cap <= low, low, torch.where(cap >= high, high, under_cap))
     reachable = torch.where(window, under_cap, reachable)
     miss = _violation(_collected(value, eligible, place), floor, cap) > 0
+    unsettled = torch.zeros_like(miss)
+    deadline = time.monotonic() + 10 * PATIENCE
     solved = {}  # rows that share items and targets are one problem
     for row in miss.nonzero()[:, 0].tolist():  # the few rows local search could not settle
         problem = (value[:, row], eligible[row], floor[row], cap[row])
         key = b"".join(x.cpu().numpy().tobytes() for x in problem)
         if key not in solved:
-            solved[key] = _exact(*problem, size)
-        exact, exact_reach = solved[key]
+            left = deadline - time.monotonic()
+            solved[key] = _exact(*problem, size, min(PATIENCE, left)) if left > 0 else (None, None, False)
+        exact, reach, sure = solved[key]
+        unsettled[row] = not sure
         if exact is not None:
             place[row] = exact
-        reachable[row] = torch.where(window[row], exact_reach, reachable[row])
-    return place, reachable
+        if reach is not None:
+            reachable[row] = torch.where(window[row], reach, reachable[row])
+    return place, reachable, unsettled
 
 
 def _pool(value, eligible, size):
@@ -281,20 +292,24 @@ def _row(flat, place):
     return flat.gather(1, place[:, :, None].expand(-1, -1, flat.shape[2]))[:, 0]
 
 
-def _exact(value, eligible, floor, cap, size):
-    """Places of a feasible slate of one row by the exact solver, or None; and what can be reached of each objective."""
+def _exact(value, eligible, floor, cap, size, seconds):
+    """One row settled by the exact solver: places of a slate that keeps the targets, or else of one that comes as close
+    as its caps allow, or None; what can be reached of each objective, where that was needed; whether it was settled."""
     from .oracle import reachable, static_optimum
 
     v, ok = value.T.cpu().numpy(), eligible.cpu().numpy()
     lo, hi = floor.cpu().numpy(), cap.cpu().numpy()
-    reach = torch.as_tensor(reachable(v, slots=size, floor=lo, cap=hi, eligible=ok), device=value.device)
-    relevance = value.new_zeros(len(eligible)).cpu().numpy()
-    found = static_optimum(relevance, v, slots=size, floor=lo, cap=hi, eligible=ok)
-    if not found.feasible:  # a window no sum falls into: as high as its cap allows
-        lo = torch.minimum(floor, reach).cpu().numpy()
-        found = static_optimum(relevance, v, slots=size, floor=lo, cap=hi, eligible=ok)
+    nothing = v.sum(1) * 0
+    reach = None
+    try:
+        found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds)
+        if not found.feasible:  # a window no sum falls into, or targets that exclude each other
+            reach = reachable(v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds).to(value.device)
+            lo = torch.minimum(floor, reach).cpu().numpy()
+            found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds)
+    except TimeoutError:
+        return None, reach, reach is not None
     if not found.feasible:
-        return None, reach
+        return None, reach, True
     empty = (~eligible).nonzero()[:, 0]
-    place = torch.cat([torch.as_tensor(found.items, device=value.device), empty])[:size]
-    return place, reach
+    return torch.cat([torch.as_tensor(found.items, device=value.device), empty])[:size], reach, True

@@ -26,7 +26,7 @@ class Enumeration(NamedTuple):
     relevance: torch.Tensor  # (S, K), of the chosen item at its slot, after `relevance=` was applied
 
 
-def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=None) -> Optimum:
+def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=None, seconds=None) -> Optimum:
     """The most relevant set of `slots` distinct items that keeps every floor and cap, for scores that do not move.
 
         max sum_j p_j a_j    s.t.  sum_j a_j = K,   floor <= sum_j b_j a_j <= cap,   a in {0, 1}
@@ -35,6 +35,7 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
 
     relevance: (M,).  value: (M,) or (M, C).  floor, cap: number or (C,), -inf / +inf / None where there is none.
     eligible: (M,) bool.  With fewer eligible items than slots the slate holds all of them.
+    seconds: stop after so many, with the best slate found so far, or a TimeoutError where there is none
 
     >>> best = static_optimum([0.9, 0.8, 0.3, 0.1], [0, 0, 1, 1], slots=2, floor=1)
     >>> best.items.tolist(), round(best.relevance, 6), best.gained.tolist()
@@ -55,10 +56,12 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
         constraints=LinearConstraint(
             np.vstack([np.ones(len(relevance)), value.T]), np.append(count, floor), np.append(count, cap)
         ),
-        options={"mip_rel_gap": 0.0},
+        options={"mip_rel_gap": 0.0} | ({} if seconds is None else {"time_limit": seconds}),
     )
     if answer.status == 2:
         return _nothing(value.shape[1])
+    if answer.x is None and answer.status == 1:
+        raise TimeoutError(f"the integer program was not settled in {seconds} s")
     if answer.x is None:
         raise RuntimeError(f"the integer program was not solved: {answer.message}")
     items = np.flatnonzero(answer.x > 0.5)
@@ -66,13 +69,14 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
     return _optimum(items, relevance[items], value)
 
 
-def reachable(value, *, slots, floor=None, cap=None, eligible=None) -> torch.Tensor:
+def reachable(value, *, slots, floor=None, cap=None, eligible=None, seconds=None) -> torch.Tensor:
     """What each objective could get from a full slate if it were alone: (C,). Exact.
 
     A floor (or nothing) asked: the most a slate can collect. A cap only: the least. Both: the largest sum that
     keeps the cap, or the least there is if none does. A floor above it, or a cap below it, is impossible.
 
     value: (M,) or (M, C).  floor, cap: number or (C,).  eligible: (M,) bool.
+    seconds: as for `static_optimum`; then a sum under a cap is the largest found
 
     >>> reachable([[1, 1], [1, 1], [0, 3]], slots=2, floor=[1, -torch.inf], cap=[torch.inf, 3]).tolist()
     [2.0, 2.0]
@@ -84,7 +88,7 @@ def reachable(value, *, slots, floor=None, cap=None, eligible=None) -> torch.Ten
     least, most = ordered[:count].sum(0), ordered[len(ordered) - count :].sum(0)
     answer = np.where(np.isneginf(floor) & np.isfinite(cap), least, most)
     for c in np.flatnonzero(np.isfinite(floor) & (most > cap)):
-        below = static_optimum(value[:, c], value[:, c], slots=slots, cap=cap[c], eligible=eligible)
+        below = static_optimum(value[:, c], value[:, c], slots=slots, cap=cap[c], eligible=eligible, seconds=seconds)
         answer[c] = below.relevance if below.feasible else least[c]
     return torch.from_numpy(answer)
 

@@ -23,7 +23,8 @@ from .spdd import Greedy
 class WA(Decoder):
     """Online weighted average: the same weight in every slot of every slate.
 
-    weight: in [0, 1) for all objectives together split evenly, or one per objective with a sum below 1
+    weight: in [0, 1) for all objectives together split evenly, or one per objective with a sum below 1; an objective
+            with only a cap is weighed against
     """
 
     objectives: Sequence = ()

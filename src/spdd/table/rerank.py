@@ -131,6 +131,10 @@ def rerank_table(
 def check_output_names(source: Source, policy: Policy) -> None:
     """Every column of the output needs a name of its own."""
     names = output_names(source, policy)
+    if len(set(names[:4])) < 4:
+        raise ValueError(
+            f"the columns of users, items and scores must differ, and none be 'slot', got {names[0]}, {names[2]} and {names[3]}."
+        )
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
