@@ -11,8 +11,10 @@ new ones, five times larger, after every choice. Counted:
     doubted    infeasible rows whose status is not IMPOSSIBLE
     solver     rows for which the fast heuristics found no slate although there was one, so that the exact solver had to
     proofs     rows for which it had to show that there is none
+    gave up    rows it could not settle in the second it has (`guard.PATIENCE`); these depend on the machine's speed
 
-Intervals are Clopper-Pearson's, 95 %.
+Rows that the benchmark's own solver cannot settle in --seconds are left out of "missed" and "doubted", unless the
+decoder met them, which settles it. Intervals are Clopper-Pearson's, 95 %.
 
     python benchmarks/guard_overlap.py [--instances 100] [--items 12 200] [--out FILE]
 """
@@ -20,6 +22,7 @@ Intervals are Clopper-Pearson's, 95 %.
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import torch
@@ -33,8 +36,8 @@ ROWS = 10  # per batch; they share values, not targets or exclusions
 SLOTS = {12: 4}  # else 10
 KINDS = ("0/1", "integer", "real")
 SIDES = ("floors", "caps", "both")
-COUNTS = ("missed static", "missed fickle", "doubted static", "doubted fickle", "solver static", "solver fickle",
-          "proofs static", "proofs fickle")  # fmt: skip
+OF = {"missed": "feasible", "doubted": "infeasible", "solver": "runs", "proofs": "runs", "gave up": "runs"}
+COUNTS = tuple(f"{name} {how}" for name in OF for how in ("static", "fickle"))
 
 
 def main():
@@ -42,6 +45,7 @@ def main():
     options.add_argument("--instances", type=int, default=100, help="rows of each combination")
     options.add_argument("--items", type=int, nargs="+", default=[12, 200])
     options.add_argument("--objectives", type=int, nargs="+", default=[2, 3, 4])
+    options.add_argument("--seconds", type=float, default=20, help="for each row's integer program")
     options.add_argument("--threads", type=int, default=1)
     args = options.parse_args()
     torch.set_num_threads(args.threads)
@@ -58,8 +62,9 @@ def main():
         rows.append(line(added(own, items=items, kind=kind, side=side)))
     record.table(rows + [line(r) for r in results if r["kind"] == "all"])
     for r in (r for r in results if r["kind"] == "all"):
-        print(f"\nM = {r['items']}: {r['runs']} rows, {r['feasible']} of them feasible")
-        for name, of in (("missed", "feasible"), ("doubted", "infeasible"), ("solver", "runs"), ("proofs", "runs")):
+        known = f"{r['feasible']} feasible, {r['infeasible']} not"
+        print(f"\nM = {r['items']}: {r['runs']} rows, {known}; slowest batch of {ROWS} rows {r['slowest']:.1f} s")
+        for name, of in OF.items():
             for how in ("static", "fickle"):
                 share = r[f"{name} {how}"] / max(1, r[of])
                 print(f"  {name} {how}, % (95%): {record.percent(share, r[f'{name} {how} interval'], 3)}")
@@ -71,16 +76,10 @@ def measure(items, count, kind, side, args):
     slots = SLOTS.get(items, 10)
     random = np.random.default_rng([args.seed, items, count, KINDS.index(kind), SIDES.index(side)])
     cell = {"items": items, "slots": slots, "objectives": count, "kind": kind, "side": side, "runs": 0, "feasible": 0,
-            "infeasible": 0, **dict.fromkeys(COUNTS, 0)}  # fmt: skip
+            "infeasible": 0, "slowest": 0.0, **dict.fromkeys(COUNTS, 0)}  # fmt: skip
     for _ in range(-(-args.instances // ROWS)):
         value, eligible, floor, cap = batch(random, items, slots, count, kind, side)
-        can = [
-            static_optimum(
-                np.zeros(items), value.T, slots=slots, floor=floor[r], cap=cap[r], eligible=eligible[r]
-            ).feasible
-            for r in range(ROWS)
-        ]
-        can = np.array(can)
+        can = np.array([feasible(value, eligible[r], floor[r], cap[r], slots, args.seconds) for r in range(ROWS)])
         objectives = [
             spdd.Objective(
                 f"objective {c}",
@@ -91,22 +90,39 @@ def measure(items, count, kind, side, args):
             for c in range(count)
         ]
         scores = random.normal(size=(ROWS, items))
-        cell["runs"] += ROWS
-        cell["feasible"] += int(can.sum())
-        cell["infeasible"] += int((~can).sum())
+        status = {}
         for how in ("static", "fickle"):
-            decoder = spdd.SPDD(objectives, slots)
+            decoder, model = spdd.SPDD(objectives, slots), Fickle(int(random.integers(1 << 30)), items)
+            begun = time.perf_counter()
             with Solver() as solver:
                 if how == "static":
-                    status = decoder.rerank(scores, exclude=~eligible).status
+                    status[how] = decoder.rerank(scores, exclude=~eligible).status
                 else:
-                    model = Fickle(int(random.integers(1 << 30)), items)
-                    status = decoder.generate(model, np.zeros((ROWS, 1)), exclude=~eligible).status
-            cell[f"missed {how}"] += int((can & (status != spdd.MET)).sum())
-            cell[f"doubted {how}"] += int((~can & (status != spdd.IMPOSSIBLE)).sum())
-            cell[f"solver {how}"] += solver.found
-            cell[f"proofs {how}"] += solver.proofs
+                    status[how] = decoder.generate(model, np.zeros((ROWS, 1)), exclude=~eligible).status
+            cell["slowest"] = max(cell["slowest"], time.perf_counter() - begun)
+            for name, number in solver.count.items():
+                cell[f"{name} {how}"] += number
+            can[status[how] == spdd.MET] = 1
+        cell["runs"] += ROWS
+        cell["feasible"] += int((can == 1).sum())
+        cell["infeasible"] += int((can == 0).sum())
+        for how, found in status.items():
+            cell[f"missed {how}"] += int(((can == 1) & (found != spdd.MET)).sum())
+            cell[f"doubted {how}"] += int(((can == 0) & (found != spdd.IMPOSSIBLE)).sum())
     return cell
+
+
+def feasible(value, eligible, floor, cap, slots, seconds):
+    """1 or 0, or nan where that was not settled in time."""
+    nothing = np.zeros(len(eligible))
+    try:
+        return float(
+            static_optimum(
+                nothing, value.T, slots=slots, floor=floor, cap=cap, eligible=eligible, seconds=seconds
+            ).feasible
+        )
+    except TimeoutError:
+        return np.nan
 
 
 def batch(random, items, slots, count, kind, side):
@@ -152,18 +168,17 @@ class Solver:
     """Counts what the exact solver is asked inside a `with` block, by what it finds."""
 
     def __enter__(self):
-        self.found = self.proofs = 0
+        self.count = {"solver": 0, "proofs": 0, "gave up": 0}
         self.exact = guard._exact
 
-        def counted(value, eligible, floor, cap, size):
-            place, reach = self.exact(value, eligible, floor, cap, size)
+        def counted(value, eligible, floor, cap, size, seconds):
+            place, reach, settled = self.exact(value, eligible, floor, cap, size, seconds)
             kept = False
             if place is not None:
                 total = (value[:, place] * eligible[place]).sum(1)
                 kept = bool(((total >= floor - guard.slack_of(floor)) & (total <= cap + guard.slack_of(cap))).all())
-            self.found += kept
-            self.proofs += not kept
-            return place, reach
+            self.count["solver" if kept else "proofs" if settled else "gave up"] += 1
+            return place, reach, settled
 
         guard._exact = counted
         return self
@@ -174,18 +189,21 @@ class Solver:
 
 def added(cells, **about):
     """Cells counted together."""
-    return {**about, **{name: sum(c[name] for c in cells) for name in ("runs", "feasible", "infeasible", *COUNTS)}}
+    counts = {name: sum(c[name] for c in cells) for name in ("runs", "feasible", "infeasible", *COUNTS)}
+    return {**about, **counts, "slowest": max(c["slowest"] for c in cells)}
 
 
 def with_intervals(cell):
-    of = {"missed": "feasible", "doubted": "infeasible", "solver": "runs", "proofs": "runs"}
-    sure = {f"{n} interval": record.clopper_pearson(cell[n], cell[of[n.split()[0]]]) for n in COUNTS}
+    sure = {f"{n} interval": record.clopper_pearson(cell[n], cell[OF[n.rsplit(" ", 1)[0]]]) for n in COUNTS}
     return {**cell, "interval": sure["missed static interval"], "interval_of": "missed static / feasible", **sure}
 
 
 def line(cell):
+    """A row of the table; two numbers are for static and fickle scores."""
+    pairs = {name: f"{cell[f'{name} static']} {cell[f'{name} fickle']}" for name in OF}
     return {"values": cell["kind"], "targets": cell["side"], "M": cell["items"], "rows": cell["runs"],
-            "feasible": cell["feasible"], **{name: cell[name] for name in COUNTS}}  # fmt: skip
+            "feasible": cell["feasible"], "infeasible": cell["infeasible"], **pairs,
+            "slowest batch, s": f"{cell['slowest']:.2f}"}  # fmt: skip
 
 
 if __name__ == "__main__":

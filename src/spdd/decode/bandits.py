@@ -7,7 +7,8 @@ is drawn for it, and `learn` is told afterwards how it went. `BanditUCB` draws b
 `BanditTS` by Thompson sampling. Floors and caps are reported, never pursued.
 
 With one objective of 0/1 values all arms serve the same slate: an item with value 1 has an index of at least w_2
-plus w_1 times its relevance, one with value 0 of at most w_2. Arms differ for graded values or several objectives.
+plus w_1 times its relevance, one with value 0 of at most w_2. Arms differ for graded values, and for several 0/1
+objectives once the items that have them all run out.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class Decoder:
         floor, cap = self._targets(rows, device)
         column, sign, target, rate = self._promised(settings, floor, cap, rows, device)
         share = (target / self.slots).nan_to_num(0.0, 0.0, 0.0)  # of the target as asked: the printed update's R/K
-        moving = tuple((c, o.value) for c, o in enumerate(self.objectives) if o.depends_on_slate)
+        moving = tuple((c, _within(o.value, eligible)) for c, o in enumerate(self.objectives) if o.depends_on_slate)
         in_slate = [o.in_slate for o in self.objectives]
         bound = torch.tensor(in_slate, dtype=torch.bool, device=device)
         floor, cap = floor.masked_fill(~bound, -torch.inf), cap.masked_fill(~bound, torch.inf)
@@ -387,6 +387,11 @@ def _best_of_groups(logits, groups, depth, open_):
     """Logits, item numbers and values of each group's `depth` best open items."""
     best, items, member = grouped_topk(logits, groups, depth, open_)
     return best, items, groups.level.T[:, member]
+
+
+def _within(value, eligible):
+    """A slate-dependent value that looks ahead is told which items a row may have."""
+    return value.within(eligible) if eligible is not None and hasattr(value, "within") else value
 
 
 def _all(eligible, like):

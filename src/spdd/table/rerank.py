@@ -207,9 +207,7 @@ def _value(o, columns: Mapping[str, np.ndarray], grid: Grid) -> Any:
         return o.of(_table(o.kinds, columns, grid))
     if o.kind == "value":
         return grid.fill(columns[f"n:{o.columns[0]}"])
-    value = o.of(grid.fill(columns[f"l:{o.column}"], -1))
-    # Looking ahead counts what a user may have, and padding is nothing.
-    return value.within(torch.from_numpy(grid.real)) if o.kind == "spacing" else value
+    return o.of(grid.fill(columns[f"l:{o.column}"], -1))
 
 
 def _table(kinds: Kinds, columns: Mapping[str, np.ndarray], grid: Grid) -> np.ndarray:
