@@ -231,8 +231,8 @@ class Decoder:
                     f"`value` of objective '{objective.name}' must have shape ({count},) or ({rows}, {count}) to fit the "
                     f"scores, got {shape}."
                 )
-        if device in self._kept:
-            return self._kept[device]
+        if (device, count) in self._kept:
+            return self._kept[device, count]
         parts = [
             torch.zeros(1, count, dtype=torch.float64, device=device)
             if o.depends_on_slate
@@ -246,10 +246,10 @@ class Decoder:
             else torch.zeros(0, 1, count, dtype=torch.float64, device=device)
         )
         groups = None
-        if parts and not any(o.depends_on_slate for o in self.objectives) and value.shape[1] == 1:
+        if not any(o.depends_on_slate for o in self.objectives) and value.shape[1] == 1:
             groups = group_items(value[:, 0], MOST_GROUPS)
-        if all(o.depends_on_slate or o.value.dim() == 1 for o in self.objectives) and self.objectives:
-            self._kept[device] = value, groups
+        if all(o.depends_on_slate or o.value.dim() == 1 for o in self.objectives):
+            self._kept[device, count] = value, groups
         return value, groups
 
     def _begin(self, value: Tensor, eligible: Tensor | None, view: View) -> tuple[Problem, Reach | None, State]:

@@ -42,7 +42,11 @@ def group_items(value: Tensor, most: int) -> Groups | None:
     tensor([[0.],
             [1.]])
     """
-    level, member, count = value.T.contiguous().unique(dim=0, return_inverse=True, return_counts=True)
+    if not len(value):  # nothing tells items apart: one group
+        level, member = value.new_zeros(1, 0), torch.zeros(value.shape[1], dtype=torch.int64, device=value.device)
+        count = torch.tensor([value.shape[1]])
+    else:
+        level, member, count = value.T.contiguous().unique(dim=0, return_inverse=True, return_counts=True)
     if len(level) > most:
         return None
     items = member.argsort(stable=True)
