@@ -7,10 +7,8 @@ included) is what is reported. Threads are pinned. Prints a table, and last one 
     python benchmarks/rerank_stream.py [--users 100000] [--candidates 100] [--only parquet]
 """
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+
+import record
 
 SLOTS = 10
 LIMIT = 2048  # MB: the promise
@@ -33,10 +33,9 @@ print(json.dumps({"code": done.returncode, "peak_mb": round(peak), "seconds": ti
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--candidates", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["parquet", "csv", "shuffled"])
     settings = parser.parse_args()
@@ -46,13 +45,9 @@ def main():
             path = make(Path(folder), kind, settings)
             runs.append({"kind": kind, "input_mb": round(path.stat().st_size / 1e6), **measure(path, kind, settings)})
             path.unlink()
-    print(f"{'table':10} {'input MB':>9} {'peak MB':>8} {'seconds':>8} {'rows/s':>10}")
-    for run in runs:
-        print(
-            f"{run['kind']:10} {run['input_mb']:9,} {run['peak_mb']:8,} {run['seconds']:8.1f} {run['rows_per_s']:10,}"
-        )
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "rerank_stream", "machine": machine, "settings": vars(settings), "runs": runs}))
+    record.table([{"table": run["kind"], "input MB": f"{run['input_mb']:,}", "peak MB": f"{run['peak_mb']:,}",
+                   "seconds": f"{run['seconds']:.1f}", "rows/s": f"{run['rows_per_s']:,}"} for run in runs])  # fmt: skip
+    record.write(record.origin("rerank_stream", settings), runs, settings.out)
     sys.exit(any(run["code"] or run["peak_mb"] > LIMIT or not run["whole"] for run in runs))
 
 

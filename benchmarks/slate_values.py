@@ -10,17 +10,12 @@ that plain decoding misses nearly everything.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import os
-import platform
-import subprocess
-import time
 
 import torch
 
+import record
 import spdd
 from spdd import MET, Objective
 
@@ -102,15 +97,13 @@ PARTS = (0.8, 0.9, 0.95, 1.0)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--worlds", type=int, default=250)
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="")
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
-    began = time.perf_counter()
     results = [
         *(small(name, settings) for name in SMALL if settings.only in name),
         *(large(name, part, settings) for name in LARGE for part in PARTS if settings.only in f"{name} large"),
@@ -123,16 +116,7 @@ def main():
         missed = "".join(f"{interval(r['missed'][d], r['possible']):>20}" for d in DECODERS)
         lost = "".join(f"{r['lost'][d]:10.3f}" if r["lost"] else f"{'-':>10}" for d in ("MustFill", "SPDD"))
         print(f"{r['name']:50}{r['possible']:9}{missed}{lost}")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    about = {
-        "benchmark": "slate_values",
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "settings": vars(settings),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    print(json.dumps({**about, "results": results}))
+    record.write(record.origin("slate_values", settings), results, settings.out)
 
 
 def small(name, settings, items=10, slots=4):
