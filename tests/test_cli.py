@@ -288,6 +288,11 @@ def test_broken_files(run, tmp_path, suffix):
     }.items():
         (tmp_path / f"{name}.{suffix}").write_bytes(content)
         refused(run, tmp_path, [f"{name}.{suffix}"], f"'{name}.{suffix}' cannot be read")
+        _, _, err = run("rerank", f"{name}.{suffix}", "--out", "slates.parquet")
+        assert re.search(r"may be cut off, or be no (Parquet|Arrow IPC): write or copy it again\.\n$", err), err
+    for name in (f"none.{suffix}", f"folder.{suffix}"):
+        (tmp_path / f"folder.{suffix}").mkdir(exist_ok=True)
+        assert "cut off" not in run("rerank", name)[2]
 
 
 @pytest.mark.parametrize(

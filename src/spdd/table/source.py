@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import errno
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def open_source(path: str | Path, form: str, names: dict[str, str], name: str | 
     names: our name -> the table's column.  name: how messages call the table
     """
     path, name = Path(path), name or f"'{path}'"
-    with plainly(f"{name} cannot be read", _csv_trouble(path, form, names)):
+    with plainly(f"{name} cannot be read", _csv_trouble(path, form, names), _whole_again(form)):
         scan = _scan(path, form, None)
         schema = scan.collect_schema()
         _check_columns(names, schema, name)
@@ -107,6 +108,8 @@ def _scan(path: Path, form: str, types: dict[str, pl.DataType] | None) -> pl.Laz
         )
     if path.is_dir():
         raise IsADirectoryError(21, "it is a folder")
+    if not path.stat().st_size:
+        raise OSError(errno.EINVAL, "it is empty")
     return pl.scan_parquet(path, glob=False) if form == "parquet" else pl.scan_ipc(path, glob=False)
 
 
@@ -192,7 +195,7 @@ def _checked(source: Source) -> Iterator[pl.DataFrame]:
         if c[:2] == "n:" and kind != pl.Boolean:
             tests.append(pl.col(c) < 0)
         bad[c] = pl.any_horizontal(tests)
-    with plainly(f"{source.name} cannot be read", trouble):
+    with plainly(f"{source.name} cannot be read", trouble, _whole_again(source.form)):
         for batch in source.scan.collect_batches(chunk_size=200_000, maintain_order=True):
             found = batch.select(test.any().alias(c) for c, test in bad.items()).row(0, named=True)
             wrong = [c for c, is_bad in found.items() if is_bad]
@@ -275,15 +278,25 @@ def _gathered(batches: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFra
 
 
 @contextlib.contextmanager
-def plainly(what: str, trouble=lambda: None):
-    """What polars and the system complain of, as one plain line. trouble: looks closer for the cause"""
+def plainly(what: str, trouble=lambda: None, way_out: str = ""):
+    """What polars and the system complain of, as one plain line.
+
+    trouble: looks closer for the cause.  way_out: what to do where the file itself is at fault
+    """
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, BrokenPipeError):
             raise
         reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
-        raise ValueError(f"{what}: {(trouble() or reason).rstrip('.')}.") from error
+        unread = isinstance(error, OSError) and error.errno != errno.EINVAL  # not there, a folder, locked
+        raise ValueError(f"{what}: {(trouble() or reason).rstrip('.')}.{'' if unread else way_out}") from error
+
+
+def _whole_again(form: str) -> str:
+    """The way out of a file that polars cannot make sense of. Of a CSV, the line at fault is found instead."""
+    name = {"parquet": "Parquet", "arrow": "Arrow IPC"}.get(form)
+    return f" The file may be cut off, or be no {name}: write or copy it again." if name else ""
 
 
 def _csv_trouble(path: Path, form: str, names: dict[str, str]):
