@@ -115,6 +115,57 @@ def test_empty_slots_and_empty_batches_are_no_exposure():
     assert decoder.exposure == before
 
 
+def test_rows_may_have_items_of_their_own():
+    """Every row is served as it would be if its items were everybody's."""
+    first, second = stream(2)
+    random = torch.Generator().manual_seed(3)
+    orders = torch.stack([torch.randperm(ITEMS, generator=random) for _ in range(32)])
+    shared, own = (spdd.ProviderMaxMin(given, weight=0.8, slots=SLOTS) for given in (OWNER, OWNER[orders]))
+    for logits in (first, second):
+        want = shared.rerank(logits).items
+        assert torch.equal(orders.gather(1, own.rerank(logits.gather(1, orders)).items), want)
+    assert own.exposure == shared.exposure
+
+
+def test_other_items_of_known_providers_may_be_bound():
+    decoder = spdd.ProviderMaxMin([3, 5, 9], weight=0.9, rate=1.0, slots=1)
+    decoder.rerank([[2.0, 1.0, 0.0]])
+    learnt = decoder.exposure
+    assert decoder.bind({}, providers=[[9, 3], [-1, 9]]) is decoder
+    assert decoder.exposure == learnt  # what it has learnt stays
+    assert decoder.rerank([[0.0, 0.5], [0.0, 0.0]]).items.tolist() == [[0], [1]]  # 3 has had its turn; 9 has not
+    assert decoder.exposure.shown == (1, 0, 2)
+    with pytest.raises(ValueError, match=r"one of the 3 numbers the decoder began with, got 4.*Begin with all"):
+        decoder.bind({}, providers=[3, 4])
+    assert decoder.rerank([[0.0, 0.5], [0.0, 0.0]]).items.shape == (2, 1)  # and nothing has changed
+
+
+def test_several_calls_may_be_one_batch():
+    logits = next(stream(1))
+    one, other = (spdd.ProviderMaxMin(OWNER, slots=SLOTS) for _ in range(2))
+    one.rerank(logits)
+    with other.one_batch():
+        other.rerank(logits[:20])
+        assert other.exposure.batches == 0
+        other.rerank(logits[20:])
+    assert other.exposure == one.exposure
+    with other.one_batch():
+        pass
+    assert other.exposure == one.exposure
+
+    def half_way():
+        with other.one_batch():
+            other.rerank(logits[:20])
+            other.rerank(logits[20:, :2])
+
+    with pytest.raises(ValueError, match="2 items"):
+        half_way()
+    assert other.exposure == one.exposure  # a batch that failed half way was never served
+    one.rerank(logits)
+    other.rerank(logits)
+    assert other.exposure == one.exposure
+
+
 # ---- the step ----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +236,57 @@ def test_what_is_due_may_change_between_runs(tmp_path):
     assert after.exposure.dual == before.exposure.dual
 
 
+def test_another_days_catalogue_goes_on_with_what_is_known(tmp_path):
+    """Known providers keep their prices, new ones begin even, those that left are remembered until they are back."""
+    path = tmp_path / "state"
+    monday = spdd.ProviderMaxMin([0, 1, 2, 2], names=["ann", "ben", "cat"], rate=1.0, slots=2)
+    for _ in range(3):
+        monday.rerank([[3.0, 2.0, 1.0, 0.0]])
+    price = dict(zip(monday.exposure.provider, monday.exposure.price, strict=True))
+    assert price["ann"] < 0 < price["cat"]
+    monday.save(path)
+    # Ben has left, dan and abe are new, and so everybody has another number.
+    tuesday = spdd.ProviderMaxMin([0, 1, 2, 3], names=["abe", "ann", "cat", "dan"], rate=1.0, slots=1).load(path)
+    assert tuesday.exposure.price == pytest.approx([0, price["ann"], price["cat"], 0])
+    assert tuesday.exposure.away == (("ben", price["ben"], monday.exposure.pull[1], monday.exposure.shown[1]),)
+    assert tuesday.exposure.shown == (0, monday.exposure.shown[0], monday.exposure.shown[2], 0)
+    assert (tuesday.exposure.slates, tuesday.exposure.batches) == (3, 3)
+    for _ in range(20):
+        tuesday.rerank(np.zeros((4, 4)))
+    assert min(tuesday.exposure.shown) > 0  # one who is not there draws no price to himself
+    tuesday.save(path)
+    back = spdd.ProviderMaxMin([0, 1], names=["ben", "cat"], slots=1).load(path)
+    assert back.exposure.price == pytest.approx([price["ben"], tuesday.exposure.price[2]])
+    assert back.exposure.shown[0] == monday.exposure.shown[1]
+    assert [name for name, *_ in back.exposure.away] == ["abe", "ann", "dan"]
+
+
+def test_who_is_new_does_not_move_the_others(tmp_path):
+    """With new providers alone, yesterday's slates are today's."""
+    logits = next(stream(1))
+    before = spdd.ProviderMaxMin(OWNER, weight=0.8, slots=SLOTS)
+    before.rerank(logits)
+    before.save(tmp_path / "state")
+    more = torch.cat([OWNER, torch.tensor([99, -1])])
+    after = spdd.ProviderMaxMin(more, weight=0.8, slots=SLOTS).load(tmp_path / "state")
+    worse = torch.cat([logits, torch.full((32, 2), -100.0)], 1)
+    assert torch.equal(after.rerank(worse).items, before.rerank(logits).items)
+
+
+def test_a_number_may_come_back_as_text(tmp_path):
+    before = spdd.ProviderMaxMin([7, 8], slots=1)
+    before.rerank([[1.0, 0.0]])
+    before.save(tmp_path / "state")
+    after = spdd.ProviderMaxMin([0, 1], names=["7", "8"], slots=1).load(tmp_path / "state")
+    assert after.exposure.dual == before.exposure.dual
+    assert after.exposure.away == ()
+
+
+def test_weights_may_be_said_by_name():
+    decoder = spdd.ProviderMaxMin([4, 6, 8], weights={6: 2, 5: 9}, slots=1)
+    assert decoder.exposure.weight == (0.25, 0.5, 0.25)  # 5 has no items here, 4 and 8 are due 1
+
+
 def spoil(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -196,9 +298,13 @@ WRONG = {
     "another kind": (lambda path: spoil(path, kind="spdd traffic"), "it is not a state of providers"),
     "a later version": (lambda path: spoil(path, version=2), "it is not a state of providers"),
     "other providers": (
-        lambda path: spoil(path, provider=[0, 2]),
-        r"belongs to other providers: it holds 2 \(0, 2\), this decoder has 2 \(0, 1\).*same catalogue",
+        lambda path: spoil(path, provider=["x", 2]),
+        r"belongs to other providers: it holds 2 \(x, 2\), none of which this decoder has, 2 \(0, 1\).*start again",
     ),
+    "a provider twice": (lambda path: spoil(path, provider=[1, "1"]), "numbers or names, each of them once"),
+    "a provider that is none": (lambda path: spoil(path, provider=[1, None]), "numbers or names, each of them once"),
+    "half a memory": (lambda path: spoil(path, away=[["x", 0.5]]), "a name and three numbers"),
+    "a memory of nan": (lambda path: spoil(path, away=[["x", float("nan"), 1, 1]]), "not a finite number"),
     "lists of unlike length": (lambda path: spoil(path, dual=[1.0]), "its lists differ in length"),
     "nan": (lambda path: spoil(path, dual=[0.5, float("nan")]), "not a finite number"),
     "words": (lambda path: spoil(path, pull=["a", "b"]), "not a finite number"),
@@ -232,7 +338,13 @@ REFUSED = {
     "momentum": (lambda: spdd.ProviderMaxMin(OWNER, momentum=1), "`momentum` must be .* got 1"),
     "fractions": (lambda: spdd.ProviderMaxMin([0.5, 1]), "`providers` must be whole numbers"),
     "nobody": (lambda: spdd.ProviderMaxMin([-1, -1]), "`providers` must be one number per item, not all of them -1"),
-    "rows of providers": (lambda: spdd.ProviderMaxMin([[0, 1]]), "`providers` must be one number per item"),
+    "a cube of providers": (lambda: spdd.ProviderMaxMin([[[0, 1]]]), r"must have shape \(items,\) or \(rows, items\)"),
+    "other rows": (
+        lambda: spdd.ProviderMaxMin([[0, 1]], slots=1).rerank(np.zeros((3, 2))),
+        "was given 2 items in 1 rows, but the scores have 2 items in 3 rows",
+    ),
+    "too few names": (lambda: spdd.ProviderMaxMin([0, 1], names=["x"]), "`names` must be a text for each of the 2"),
+    "names alike": (lambda: spdd.ProviderMaxMin([0, 1], names=["x", "x"]), "got 2, of them 1 different"),
     "too few weights": (lambda: spdd.ProviderMaxMin([0, 1], weights=[1]), "each of the 2 providers, got shape"),
     "a weight of 0": (lambda: spdd.ProviderMaxMin([0, 1], weights=[1, 0]), "with smallest 0.*items -1"),
     "weights in words": (lambda: spdd.ProviderMaxMin([0, 1], weights=["a", "b"]), "`weights` must be numbers"),

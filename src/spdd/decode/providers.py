@@ -4,13 +4,15 @@ After P-MMF (Xu et al. 2023): (1 - w) · relevance + w · min_p share_p / weight
 online. The minimum is the least of sum_p q_p · share_p / weight_p over distributions q, so q_p / weight_p is the price
 that rows share, and after every batch a mirror step moves q towards providers with little exposure. Unlike P-MMF,
 traffic has no known end here, so there is no budget to run out of; and the mirror is entropy, which needs no projection.
+What is learnt outlives a catalogue: it is kept under the providers' names, and goes on with those that are still there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,13 @@ SHARED = 1e-3  # part of q that always stays spread out, so that a provider long
 class ProviderMaxMin(Diverse):
     """Provider max-min fairness: (1 - w) · relevance + w · price of the item's provider, moved after every batch.
 
-    providers: (M,) the provider of each item, any whole numbers; -1 is no provider, with neither price nor exposure
+    providers: (M,), or (R, M) for one line per row: the provider of each item, any whole numbers; -1 is no provider,
+               with neither price nor exposure
     weights:   the exposure each provider is due, in ascending order of its number; None for all the same.
-               `numpy.unique(providers, return_counts=True)[1]` makes it due in proportion to its items
+               `numpy.unique(providers, return_counts=True)[1]` makes it due in proportion to its items.
+               Or {name: weight}, where a provider that is not named is due 1
+    names:     what providers are called in `exposure` and in a saved state, in ascending order of their numbers, so that
+               it does not matter how another catalogue numbers them; None for the numbers themselves
     weight:    w in [0, 1)
     rate:      how far the prices move after a batch
     momentum:  how much of the last step goes into the next, in [0, 1)
@@ -43,6 +49,7 @@ class ProviderMaxMin(Diverse):
     weight: float = 0.5
     providers: Any = field(kw_only=False, repr=False)
     weights: Any = field(default=None, repr=False)
+    names: Sequence[str] | None = field(default=None, repr=False)
     rate: float = 0.1
     momentum: float = 0.5
     exposure: Exposure = field(init=False, repr=False)
@@ -52,19 +59,53 @@ class ProviderMaxMin(Diverse):
         in_range(self.rate, "rate", 0, math.inf, "a number, finite and not negative")
         in_range(self.momentum, "momentum", 0, 1, "a number in [0, 1)")
         labels, known = number_groups(self.providers, "providers")
-        if labels.dim() != 1 or not len(known):
+        if not len(known):
             raise ValueError(
                 f"`providers` must be one number per item, not all of them -1, got shape {tuple(labels.shape)}."
             )
-        self._placed = Placed(labels)
-        self.exposure = Exposure.begun(known.tolist(), self.weights)
+        self._number, self._placed = known, Placed(labels)
+        self._held: tuple[np.ndarray, int] | None = None  # slots shown and slates served in `one_batch`
+        self.exposure = Exposure.begun(_called(self.names, known.tolist()), self.weights)
+
+    def bind(self, values: Mapping[str, Any], *, providers: Any = None) -> ProviderMaxMin:
+        """As for every decoder; and with other items, if their `providers` are given, (M,) or (R, M) of known numbers."""
+        placed = self._placed
+        if providers is not None:
+            given, found = number_groups(providers, "providers")
+            strange = found[~torch.isin(found, self._number.to(found.device))]
+            if len(strange):
+                raise ValueError(
+                    f"`providers` must be -1 or one of the {len(self._number)} numbers the decoder began with, got "
+                    f"{int(strange[0])}. Begin with all there are, and `load` what was learnt."
+                )
+            numbers = torch.searchsorted(self._number.to(found.device), found)
+            placed = Placed(torch.cat([numbers, numbers.new_tensor([len(self._number)])])[given])
+        super().bind(values)
+        self._placed = placed
+        return self
+
+    @contextlib.contextmanager
+    def one_batch(self) -> Iterator[None]:
+        """A context in which prices stand still: slates of several calls count as one batch, which ends with it."""
+        self._held = (np.zeros(len(self.exposure.provider), dtype=np.int64), 0)
+        try:
+            yield
+            shown, rows = self._held
+        finally:
+            self._held = None
+        if rows:
+            self.exposure = self.exposure.moved(shown.tolist(), rows, self.rate, self.momentum)
 
     def save(self, path: str | Path) -> None:
         """Keep what traffic has taught, whole or not at all."""
         self.exposure.save(path)
 
     def load(self, path: str | Path) -> ProviderMaxMin:
-        """Go on from a saved state. Returns the decoder."""
+        """Go on from a saved state, of this catalogue or an earlier one. Returns the decoder.
+
+        Providers the state knows keep their prices, by name; new ones start at 0, the price of one that does averagely;
+        those no longer here are remembered in `exposure.away`, for the day they are back.
+        """
         self.exposure = self.exposure.load(path)
         return self
 
@@ -73,18 +114,25 @@ class ProviderMaxMin(Diverse):
     def served(self, slate):
         if len(slate):
             (labels,) = self._placed.on(slate.items)
-            shown = labels[slate.items[slate.items >= 0]].bincount(minlength=len(self.exposure.provider) + 1)
-            self.exposure = self.exposure.moved(shown[:-1].tolist(), len(slate), self.rate, self.momentum)
+            placed = labels.expand(len(slate), -1).gather(1, slate.items.clamp_min(0))[slate.items >= 0]
+            shown = placed.bincount(minlength=len(self.exposure.provider) + 1)[:-1]
+            if self._held is None:
+                self.exposure = self.exposure.moved(shown.tolist(), len(slate), self.rate, self.momentum)
+            else:
+                self._held = (self._held[0] + shown.cpu().numpy(), self._held[1] + len(slate))
         return slate
 
     def _shape(self):
         return tuple(self._placed.first[0].shape)
 
     def _bonus(self):
-        price = Placed(self._price * torch.tensor([*self.exposure.price, 0.0], dtype=torch.float64))
+        price = self._price * torch.tensor([*self.exposure.price, 0.0], dtype=torch.float64)
+        gain: list[Tensor] = []  # (M,) or (R, M), looked up once for all slots
 
         def bonus(chosen: Tensor) -> Tensor:
-            return price.on(chosen)[0][self._placed.on(chosen)[0]].expand(len(chosen), -1)
+            if not gain:
+                gain.append(price.to(chosen.device)[self._placed.on(chosen)[0]])
+            return gain[0].expand(len(chosen), -1)
 
         return bonus
 
@@ -93,23 +141,29 @@ class ProviderMaxMin(Diverse):
 class Exposure:
     """What has been shown so far, and the prices that follow. One entry a provider; everything is plain numbers.
 
-    provider: its number, ascending.  weight: exposure it is due, of all that providers get; they sum to 1
-    dual:   q, what each provider's exposure counts in the minimum; they sum to 1
+    provider: its name, or else its number, ascending by number
+    weight: exposure it is due, of all that providers get; they sum to 1
+    dual:   q, what each provider's exposure counts in the minimum; they sum to 1 after every batch
     pull:   share / weight, averaged over the latest batches by the momentum
     shown:  slots filled with its items
+    away:   providers of earlier catalogues that are not in this one: (name, price, pull, shown) as they left. They
+            take no part: nothing of theirs can be shown, so they would only draw all of q to themselves
     """
 
-    provider: tuple[int, ...]
+    provider: tuple[int | str, ...]
     weight: tuple[float, ...]
     dual: tuple[float, ...]
     pull: tuple[float, ...]
     shown: tuple[int, ...]
     slates: int = 0
     batches: int = 0
+    away: tuple[tuple[int | str, float, float, int], ...] = ()
 
     @classmethod
-    def begun(cls, provider: Sequence[int], weights: Any) -> Exposure:
+    def begun(cls, provider: Sequence[int | str], weights: Any) -> Exposure:
         due = np.ones(len(provider))
+        if isinstance(weights, Mapping):
+            weights = [weights.get(name, 1.0) for name in provider]
         if weights is not None:
             try:
                 due = np.asarray(weights.cpu() if isinstance(weights, Tensor) else weights, dtype=np.float64)
@@ -118,7 +172,7 @@ class Exposure:
         if due.shape != (len(provider),) or not np.all(np.isfinite(due)) or not np.all(due > 0):
             raise ValueError(
                 f"`weights` must be one number above 0 for each of the {len(provider)} providers, got shape {due.shape}"
-                f"{f' with smallest {due.min():g}' if due.size else ''}. For no provider at all, give its items -1."
+                f"{f' with smallest {due.min():g}' if due.size else ''}. For no provider at all, give its items -1 (no label, in a table)."
             )
         due = due / due.sum()
         count = len(provider)
@@ -157,39 +211,90 @@ class Exposure:
         write_atomically(path, json.dumps({"kind": "spdd providers", "version": 1, **asdict(self)}) + "\n")
 
     def load(self, path: str | Path) -> Exposure:
-        """What `path` holds, if it was saved for the same providers."""
+        """What `path` holds, for the providers of this one. See `ProviderMaxMin.load`."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             kind = isinstance(found, dict) and (found.pop("kind", None), found.pop("version", None))
             if kind != ("spdd providers", 1):
                 raise ValueError("it is not a state of providers")
             lists = (tuple(found[k]) for k in ("provider", "weight", "dual", "pull", "shown"))
-            loaded = Exposure(*lists, slates=found["slates"], batches=found["batches"])
+            away = tuple(map(tuple, found.get("away", ())))
+            loaded = Exposure(*lists, slates=found["slates"], batches=found["batches"], away=away)
             loaded.check()
         except (KeyError, TypeError, ValueError) as error:
             what = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(
                 f"state of providers '{path}' cannot be read: {what}. Start again without it, or restore a good copy."
             ) from None
-        if loaded.provider != self.provider:
+        if not set(map(str, self.provider)) & {*map(str, loaded.provider), *(str(name) for name, *_ in loaded.away)}:
             raise ValueError(
-                f"state of providers '{path}' belongs to other providers: it holds {_some(loaded.provider)}, this "
-                f"decoder has {_some(self.provider)}. Load it into a decoder for the same catalogue."
+                f"state of providers '{path}' belongs to other providers: it holds {_some(loaded.provider)}, none of "
+                f"which this decoder has, {_some(self.provider)}. Load one that was saved for the same labels, or "
+                "start again without it."
             )
-        return replace(loaded, weight=self.weight)  # what is due may have been changed on purpose; the prices follow
+        return self.after(loaded)
+
+    def after(self, learnt: Exposure) -> Exposure:
+        """What was learnt, for the providers and weights of this one."""
+        names = [str(name) for name in self.provider]  # a number may come back as text, from a table say
+        at = {str(name): i for i, name in enumerate(learnt.provider)}
+        away = {str(name): entry for name, *entry in learnt.away}
+        # Of the providers of both. Where only the catalogue differs, all their weights differ by this factor. Where the
+        # weights were changed on purpose, q stays and the prices follow.
+        now = sum(due for name, due in zip(names, self.weight, strict=True) if name in at)
+        then = sum(learnt.weight[at[name]] for name in names if name in at)
+        factor = 1.0 if at.keys() == {*names} else now / max(then, math.ulp(0))
+        dual, pull, shown = [], [], []
+        for name, due in zip(names, self.weight, strict=True):
+            if name in at:
+                i = at[name]
+                known = (learnt.dual[i] * factor, learnt.pull[i], learnt.shown[i])
+            elif name in away:
+                price, *rest = away[name]
+                known = ((1 + price) * due, *rest)
+            else:
+                known = (due, 1.0, 0)
+            for part, number in zip((dual, pull, shown), known, strict=True):
+                part.append(number)
+        left = zip(learnt.provider, learnt.price, learnt.pull, learnt.shown, strict=True)
+        here = set(names)
+        gone = tuple(entry for entry in (*learnt.away, *left) if str(entry[0]) not in here)
+        return Exposure(
+            self.provider, self.weight, tuple(dual), tuple(pull), tuple(shown), learnt.slates, learnt.batches, gone
+        )
 
     def check(self) -> None:
         """A ValueError says what is impossible about it."""
         lists = (self.provider, self.weight, self.dual, self.pull, self.shown)
         if not all(isinstance(x, tuple) for x in lists) or len({len(x) for x in lists}) != 1:
             raise ValueError("its lists differ in length")
-        numbers = [*(x for part in lists for x in part), self.slates, self.batches]
+        if not all(len(entry) == 4 for entry in self.away):
+            raise ValueError("its `away` must hold a name and three numbers for each provider")
+        names = [*self.provider, *(entry[0] for entry in self.away)]
+        if not all(isinstance(name, (int, str)) for name in names) or len({*map(str, names)}) != len(names):
+            raise ValueError("its providers must be numbers or names, each of them once")
+        left = [x for _, *entry in self.away for x in entry]
+        numbers = [*(x for part in lists[1:] for x in part), *left, self.slates, self.batches]
         if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers):
             raise ValueError("it holds something that is not a finite number")
         if min(self.weight) <= 0 or min(self.dual) <= 0 or min(self.pull) < 0 or min(self.shown) < 0:
             raise ValueError("it holds a negative number")
+        if any(price <= -1 or pull < 0 or shown < 0 for _, price, pull, shown in self.away):
+            raise ValueError("it holds a negative number")
 
 
-def _some(provider: tuple[int, ...]) -> str:
+def _called(names: Any, numbers: list[int]) -> Sequence[int | str]:
+    """What providers are called."""
+    if names is None:
+        return numbers
+    if len(names) != len(numbers) or len(set(names)) != len(names) or not all(isinstance(n, str) for n in names):
+        raise ValueError(
+            f"`names` must be a text for each of the {len(numbers)} providers, no two alike, got {len(names)}, "
+            f"of them {len(set(names))} different."
+        )
+    return names
+
+
+def _some(provider: tuple[int | str, ...]) -> str:
     names = ", ".join(map(str, provider[:5]))
     return f"{len(provider)} ({names}{', ...' if len(provider) > 5 else ''})"
