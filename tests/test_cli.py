@@ -122,6 +122,7 @@ OWN = {
     "mmr": ["--set", "embeddings=artist"],
     "dpp": ["--set", 'embeddings=["margin", "new creators"]'],
     "calibrated": ["--set", "table=artist", "--set", "wanted={x = 1, y = 1}"],
+    "provider-max-min": ["--set", "providers=artist"],
 }
 
 
@@ -156,6 +157,30 @@ def test_what_is_learnt_is_kept(run, tmp_path):
         code, _, err = run(*words)
         assert code == 0, err
         assert json.loads((tmp_path / "traffic.json").read_text())["slates"] == slates
+
+
+def test_providers_are_told_of_and_kept(run, tmp_path):
+    words = [
+        "rerank",
+        "candidates.csv",
+        "-k",
+        2,
+        *FAIR,
+        "--set",
+        "weight=0.8",
+        "--set",
+        "rate=1.0",
+        "--state",
+        "s.json",
+    ]
+    code, _, err = run(*words)
+    assert code == 0, err
+    assert "worst-off of 3 providers: 0.000 of the exposure due, greedy 0.000\n" in err  # the first batch is greedy
+    _, out, err = run(*words)
+    assert pl.read_csv(io.StringIO(out)).filter(user="ben", slot=1)["item"].to_list() == ["c"]
+    assert "greedy 0.000" in err
+    state = json.loads((tmp_path / "s.json").read_text())
+    assert (state["provider"], state["slates"]) == (["x", "y", "z"], 4)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
@@ -224,6 +249,7 @@ def with_line(line, at=3):
 
 
 NEW = ["-o", "new creators>=1"]
+FAIR = ["-d", "provider-max-min", "--set", "providers=artist"]
 
 # name -> (content of bad.csv, words, what stderr says)
 BAD_TABLES = {
@@ -249,6 +275,9 @@ BAD_TABLES = {
     "twice": (with_line("ann,a,1,0,0.25,x"), NEW, "'bad.csv' must name an item once per user, got item 'a' more than once for user 'ann'"),
     "open quote": (with_line('ann,"b,1,0,0.25,x'), NEW, "'bad.csv' cannot be read"),
     "no table": ("\x00\x01\x02", [], "'bad.csv' "),
+    "no providers": (GOOD.replace(",x", ",").replace(",y", ",").replace(",z", ","), FAIR, "column 'artist' of 'bad.csv' must name the provider of one item at least, got nothing in all 7 rows. Name another with --set providers="),
+    "no such providers": (GOOD, [*FAIR, "--set", "providers=artists"], "must have a column 'artists', and has none. Did you mean 'artist'?"),
+    "providers unsaid": (GOOD, FAIR[:2], "needs the setting `providers`, a column of labels that says whose an item is; got {}"),
 }  # fmt: skip
 
 

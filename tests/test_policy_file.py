@@ -29,6 +29,7 @@ OWN = {
     "mmr": {"embeddings": "artist"},
     "dpp": {"embeddings": ["new", "old"]},
     "calibrated": {"table": "artist", "wanted": {"a": 1, "b": 2}},
+    "provider-max-min": {"providers": "artist"},
 }
 COLUMNS = {"new": NEW, "old": 1 - NEW, "artist": np.array(["a", "b", "c"] * 10)}
 
@@ -137,6 +138,39 @@ def test_decoders_that_ask_about_items_are_told():
     assert np.array_equal(items("calibrated", by_column), spdd.Calibrated(both, [1, 3], slots=4).rerank(LOGITS).items)
 
 
+def test_whose_items_are_is_a_column_of_labels():
+    said = {"decoder": "provider-max-min", "slots": 4, "settings": {"providers": "artist", "weights": {"b": 2, "z": 5}}}
+    policy = policy_of(said)
+    assert policy.columns == ("artist",)
+    decoder = policy.decoder(COLUMNS)
+    by_hand = spdd.ProviderMaxMin(np.arange(30) % 3, weights=[1, 2, 1], slots=4)
+    for _ in range(3):
+        assert np.array_equal(decoder.rerank(LOGITS).items, by_hand.rerank(LOGITS).items)
+    assert decoder.exposure.provider == ("a", "b", "c")
+    assert decoder.exposure.dual == by_hand.exposure.dual
+    with pytest.raises(ValueError, match=r"must know its items from the start\. Give `columns`"):
+        policy.decoder()
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "codes"),
+    [
+        (["y", "", None, "x"], ["x", "y"], [1, -1, -1, 0]),
+        ([7, 10, 7, 9], ["10", "7", "9"], [1, 0, 1, 2]),
+        ([7.0, np.nan, 0.5, 7.0], ["0.5", "7"], [1, -1, 0, 1]),
+        (torch.tensor([True, False, True, True]), ["false", "true"], [1, 0, 1, 1]),
+    ],
+)
+def test_labels_of_providers_may_be_anything_or_nothing(column, names, codes):
+    policy = policy_of({"decoder": "provider-max-min", "slots": 4, "settings": {"providers": "of"}})
+    found = policy.decoder({"of": column})
+    assert found.exposure.provider == tuple(names)
+    found.rerank(np.zeros((1, 4)))
+    assert found.exposure.shown == tuple(codes.count(code) for code in range(len(names)))
+    with pytest.raises(ValueError, match="column 'of' must name the provider of one item at least, got none"):
+        policy.decoder({"of": ["", None]})
+
+
 def test_values_that_depend_on_the_slate():
     policy = policy_of(
         {
@@ -221,6 +255,11 @@ def test_labels_may_be_anything_and_differ_by_row():
         ({"decoder": "mmr", "settings": {"embeddings": 3}}, "got {'embeddings': 3}"),
         ({"decoder": "mmr", "settings": {"similarity": [[1]]}}, "has no setting 'similarity'"),
         ({"decoder": "calibrated", "settings": {"table": "genre"}}, "and `wanted`, the mix"),
+        ({"decoder": "provider-max-min"}, "decoder 'provider-max-min' needs the setting `providers`, a column of labels"),
+        ({"decoder": "provider-max-min", "settings": {"providers": [1, 2]}}, "got {'providers': [1, 2]}"),
+        ({"decoder": "provider-max-min", "settings": {"providers": "of", "weights": [1, 2]}}, "'weights' of decoder 'provider-max-min' must be a number for each label"),
+        ({"decoder": "provider-max-min", "settings": {"providers": "of", "weights": {"x": 0}}}, "`weights` must be one number above 0"),
+        ({"decoder": "provider-max-min", "settings": {"providers": "of", "names": ["x"]}}, "has no setting 'names'"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_refused(tmp_path, said, complaint):

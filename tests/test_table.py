@@ -300,6 +300,184 @@ def test_state_needs_a_decoder_that_learns(tmp_path):
     assert not (tmp_path / "slates.parquet").exists()
 
 
+# ---- fair to providers over all of the table -----------------------------------------------------------------------
+
+FAIR = {
+    "decoder": "provider-max-min",
+    "slots": 3,
+    "settings": {"providers": "of", "weight": 0.8, "rate": 0.3},
+}
+
+
+def offered(users=400, providers=6, seed=0):
+    """Candidates of a few providers each, so that no user sees them all; the higher the number, the less is it wanted."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(4, 12, users)
+    of = random.integers(0, providers, lengths.sum())
+    return pl.DataFrame(
+        {
+            "user": np.repeat(random.permutation(users), lengths),
+            "item": np.concatenate([random.permutation(20)[:n] for n in lengths]),
+            "score": random.normal(size=len(of)) - 0.4 * of,
+            "of": np.array([*"fedcba"])[of],
+            "new": random.integers(0, 2, len(of)),
+        }
+    )
+
+
+def shares(out, frame):
+    """The part of all slots each provider got."""
+    got = out.join(frame.select("user", "item", "of"), on=["user", "item"])["of"].value_counts()
+    return {name: count / len(out) for name, count in got.rows()}
+
+
+def test_the_worst_off_provider_rises_over_the_table(tmp_path):
+    frame = offered()
+    fair, summary = served(frame, FAIR, tmp_path, rows=200)
+    plain, _ = served(frame, {"decoder": "greedy", "slots": 3}, tmp_path, rows=200)
+    fair, plain = shares(fair, frame), shares(plain, frame)
+    assert min(fair, key=fair.get) in "ab"
+    assert min(fair.values()) > 2.5 * min(plain.values())
+    assert min(fair.values()) > 0.9 / 6
+    assert summary.exposed.least == pytest.approx((6 * min(fair.values()), 6 * min(plain.values())))
+    assert summary.relevance < summary.greedy
+
+
+def test_more_is_due_to_some(tmp_path):
+    frame = offered()
+    said = {**FAIR, "settings": {**FAIR["settings"], "weights": {"a": 3, "b": 0.5, "nobody": 7}}}
+    out, _ = served(frame, said, tmp_path, rows=200)
+    found, even = shares(out, frame), shares(served(frame, FAIR, tmp_path, rows=200)[0], frame)
+    assert found["a"] > 1.5 * even["a"]
+    assert found["b"] < even["b"]
+
+
+def test_a_chunk_is_one_step_by_hand(tmp_path, monkeypatch):
+    """Slates and prices are what the decoder itself makes of the users of each chunk, in however many matrices they are."""
+    frame = offered(users=60)
+    users = frame.partition_by("user", maintain_order=True)
+    labels = sorted(frame["of"].unique())
+    policy = policy_of(FAIR)
+    path = write(frame, tmp_path / "t.parquet")
+    by_hand, decoder = [], policy.fair_to(labels)
+    for chunk in chunks(opened(path, policy), 100, tmp_path):
+        with decoder.one_batch():
+            for one in users:
+                if one["user"][0] in chunk["user"]:
+                    codes = [labels.index(name) for name in one["of"]]
+                    items = decoder.bind({}, providers=codes).rerank(one["score"].to_numpy()[None]).items[0]
+                    by_hand += [(one["user"][0], one["item"][int(i)]) for i in items if i >= 0]
+    for cells in (10**6, 40):
+        monkeypatch.setattr("spdd.table.rerank.CELLS", cells)
+        (tmp_path / "s.json").unlink(missing_ok=True)
+        out, _ = served(frame, FAIR, tmp_path, rows=100, state=tmp_path / "s.json")
+        assert out.select("user", "item").rows() == by_hand
+        assert policy.fair_to(labels).load(tmp_path / "s.json").exposure == decoder.exposure
+
+
+@pytest.mark.parametrize("rows", [30, 200, 10**6])
+def test_size_of_chunks_does_not_matter_for_who_is_told_apart(rows, tmp_path):
+    frame, state = offered(), tmp_path / "s.json"
+    out, _ = served(frame, FAIR, tmp_path, rows=rows, state=state)
+    found = json.loads(state.read_text())
+    assert found["provider"] == [*"abcdef"]
+    got = shares(out, frame)
+    assert found["shown"] == [round(got[name] * len(out)) for name in "abcdef"]
+
+
+def test_rows_of_users_in_another_order_change_nothing(tmp_path, monkeypatch):
+    """Where users first appear in the same order, the same users meet in a chunk, whatever stands between."""
+    monkeypatch.setattr("spdd.table.source.RUN", 300)
+    frame = offered().with_row_index("#")
+    first = pl.col("#") == pl.col("#").min().over("user")
+    rest = frame.filter(~first).sample(fraction=1, shuffle=True, seed=5)
+    mixed = pl.concat([frame.filter(first), rest]).drop("#")
+    whole, _ = served(frame.drop("#"), FAIR, tmp_path, rows=200)
+    assert served(mixed, FAIR, tmp_path, rows=200)[0].equals(whole)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path):
+    frame = offered()
+    policy = policy_of(FAIR)
+    parts = list(chunks(opened(write(frame, tmp_path / "t.parquet"), policy), 200, tmp_path))
+    half = pl.concat(parts[: len(parts) // 2])["user"].unique()
+    monday, tuesday = frame.filter(pl.col("user").is_in(half)), frame.filter(~pl.col("user").is_in(half))
+    whole, _ = served(frame, FAIR, tmp_path, rows=200, state=tmp_path / "whole.json")
+    days = [served(day, FAIR, tmp_path, rows=200, state=tmp_path / "days.json")[0] for day in (monday, tuesday)]
+    # Chunks of the second day begin anew, so only their prices on the first morning are the same for sure.
+    assert days[0].equals(whole[: len(days[0])])
+    ahead = len(parts[len(parts) // 2]["user"].unique())
+    first = days[1]["user"].unique(maintain_order=True)[: ahead - 1]
+    after = whole[len(days[0]) :]
+    assert days[1].filter(pl.col("user").is_in(first)).equals(after.filter(pl.col("user").is_in(first)))
+    found = [json.loads((tmp_path / name).read_text()) for name in ("whole.json", "days.json")]
+    assert found[0]["slates"] == found[1]["slates"] == 400
+
+
+def test_another_days_providers(tmp_path):
+    """Kept under their labels: a second table without some and with others goes on with those that are left."""
+    state = tmp_path / "s.json"
+    served(offered(), FAIR, tmp_path, rows=200, state=state)
+    before = policy_of(FAIR).fair_to([*"abcdef"]).load(state).exposure
+    price = dict(zip(before.provider, before.price, strict=True))
+    second = offered(seed=1).filter(pl.col("of") != "b").with_columns(pl.col("of").replace({"f": "2 new"}))
+    learnt = policy_of(FAIR).fair_to(["2 new", *"acde"]).load(state).exposure
+    assert learnt.price == pytest.approx([0, *(price[name] for name in "acde")])
+    served(second, FAIR, tmp_path, rows=200, state=state)
+    found = json.loads(state.read_text())
+    assert found["provider"] == ["2 new", "a", "c", "d", "e"]
+    assert [entry[:2] for entry in found["away"]] == [["b", price["b"]], ["f", price["f"]]]
+    assert found["shown"][0] > 0
+    with pytest.raises(ValueError, match=r"belongs to other providers: it holds 5 .*none of which this decoder has"):
+        served(second.with_columns(pl.lit("z").alias("of")), FAIR, tmp_path, state=state)
+
+
+@pytest.mark.parametrize("name", ["candidates.csv", "candidates.parquet"])
+@pytest.mark.parametrize("empty", [None, ""])
+def test_an_empty_label_is_no_provider(name, empty, tmp_path):
+    frame = offered(users=50).with_columns(of=pl.when(pl.col("of") == "a").then(pl.lit(empty)).otherwise(pl.col("of")))
+    served(frame, FAIR, tmp_path, name, rows=100, state=tmp_path / "s.json")
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert found["provider"] == [*"bcdef"]
+    assert 0 < sum(found["shown"]) < 150
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        (pl.col("new"), ["0", "1"]),
+        (pl.when(pl.col("new") == 1).then(17.0), ["17"]),  # a missing label made whole numbers into floats
+        (pl.when(pl.col("new") == 1).then(17.0).otherwise(float("nan")), ["17"]),
+        (pl.col("new") + 0.5, ["0.5", "1.5"]),
+        (pl.col("new").cast(pl.Boolean), ["false", "true"]),
+        (pl.col("of").cast(pl.Categorical), [*"abcdef"]),
+        (pl.lit(None, pl.String), None),
+        (pl.lit(None), None),
+        (pl.lit(""), None),
+    ],
+)
+def test_labels_of_providers_may_be_anything(column, names, tmp_path):
+    frame, state = offered(users=50).with_columns(column.alias("of")), tmp_path / "s.json"
+    if names is None:
+        with pytest.raises(
+            ValueError, match=r"column 'of' of .* must name the provider of one item at least, got nothing"
+        ):
+            served(frame, FAIR, tmp_path)
+    else:
+        served(frame, FAIR, tmp_path, state=state)
+        assert json.loads(state.read_text())["provider"] == names
+
+
+def test_the_same_column_may_be_capped(tmp_path):
+    """Objectives are only counted by this decoder, of the same column too."""
+    said = {**FAIR, "objectives": [{"name": "x", "kind": "per_group", "column": "of", "most": 1}]}
+    out, summary = served(offered(users=50), said, tmp_path, rows=100)
+    assert summary.objectives[0].gained == out["x"].sum() > 0
+
+
+# ---- what it leaves behind -----------------------------------------------------------------------------------------
+
+
 def test_nothing_is_left_when_it_fails(tmp_path):
     path = write(table(), tmp_path / "c.parquet")
     (tmp_path / "slates.parquet").write_bytes(b"old")
@@ -335,7 +513,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["csv", "parquet", "shuffled"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "shuffled", "providers"])
 def test_memory_does_not_grow_with_the_table(kind, tmp_path):
     """Twenty times the rows, whose columns alone are 10 bytes x 5 more, cost little more memory."""
     peak = []
@@ -349,12 +527,14 @@ def test_memory_does_not_grow_with_the_table(kind, tmp_path):
                 "score": random.normal(size=rows),
                 "new": random.integers(0, 2, rows),
                 "text": "a long text that nobody needs",
+                "of": random.integers(0, 1000, rows),
             }
         )
         path = tmp_path / ("c.csv" if kind == "csv" else "c.parquet")
         frame = frame.sample(fraction=1, shuffle=True, seed=0) if kind == "shuffled" else frame
         write(frame, path)
         out = tmp_path / "slates.parquet"
+        decoder = ["provider-max-min", "--set", "providers=of"] if kind == "providers" else ["must-fill"]
         done = subprocess.run(
             [
                 sys.executable,
@@ -366,7 +546,7 @@ def test_memory_does_not_grow_with_the_table(kind, tmp_path):
                 "new>=3",
                 "-q",
                 "-d",
-                "must-fill",
+                *decoder,
                 "--out",
                 str(out),
             ],

@@ -259,6 +259,13 @@ def summary_page(summary: Summary, seconds: float) -> RenderableType:
             table.add_row(Text(tally.name), tally.asked + per, *average, *shown)
         table.add_row("slates", "", "", "", *(_share(n, users) for n in summary.status.tolist()), style="bold")
         parts.append(table)
+    if summary.exposed is not None:
+        least, plain = summary.exposed.least
+        parts.append(
+            Text(
+                f"worst-off of {len(summary.exposed.due):,} providers: {least:.3f} of the exposure due, greedy {plain:.3f}"
+            )
+        )
     lost = (summary.greedy - summary.relevance) / users
     parts.append(
         Text(

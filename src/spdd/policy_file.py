@@ -39,6 +39,7 @@ import spdd
 
 if TYPE_CHECKING:
     from .decode.decoder import Decoder
+    from .decode.providers import ProviderMaxMin
     from .objective import Objective
 
 # The names people type, and the class of the front door each stands for.
@@ -53,11 +54,13 @@ DECODERS = {
     "mmr": "MMR",
     "dpp": "DPP",
     "calibrated": "Calibrated",
+    "provider-max-min": "ProviderMaxMin",
 }
 
 # Settings that name columns, because they say what items are like: a column of labels, or a list of columns of numbers.
 OF_ITEMS = {"mmr": "embeddings", "dpp": "embeddings", "calibrated": "table"}
-NOT_IN_FILES = ("objectives", "slots", "similarity")  # said elsewhere, or a matrix
+OF_PROVIDERS = "provider-max-min"  # asks whose items are, with a column of labels that hold for all of the traffic
+NOT_IN_FILES = ("objectives", "slots", "similarity", "names")  # said elsewhere, or a matrix, or read off the column
 
 Number = StrictInt | StrictFloat
 Target = Number | StrictStr  # value units per slate, or "30%" of the slots
@@ -287,6 +290,7 @@ class Policy(_Strict):
         """Every column that is needed, once each."""
         items = self.kinds
         own = () if items is None else items.categories or (items.column,)
+        own = own if self.providers is None else (self.providers,)
         return tuple(dict.fromkeys([*(c for o in self.objectives for c in o.columns), *own]))
 
     @property
@@ -313,6 +317,31 @@ class Policy(_Strict):
             ) from None
         return Kinds(column, tuple(categories), wanted)
 
+    @property
+    def providers(self) -> str | None:
+        """The column that says whose an item is, where the decoder asks."""
+        if self.decoder_name != OF_PROVIDERS:
+            return None
+        column, weights = self.settings.get("providers"), self.settings.get("weights", {"any": 1})
+        if not isinstance(column, str) or not column:
+            raise ValueError(
+                f"decoder '{OF_PROVIDERS}' needs the setting `providers`, a column of labels that says whose an item is; "
+                f"got {_short({k: v for k, v in self.settings.items() if k == 'providers'})}."
+            )
+        try:
+            _MIX.validate_python(weights)
+        except ValidationError:
+            raise ValueError(
+                f"setting 'weights' of decoder '{OF_PROVIDERS}' must be a number for each label that is not due 1, like "
+                f"{{x = 2, y = 0.5}}, got {_short(weights)}."
+            ) from None
+        return column
+
+    @property
+    def about_items(self) -> bool:
+        """Whether the decoder must know items from the start, not only objectives."""
+        return self.kinds is not None or self.providers is not None
+
     def decoder(self, columns: Mapping[str, Any] | None = None) -> Decoder:
         """The decoder. columns: (M,) or (R, M) numbers or labels by column name; without, `bind` gives values later.
 
@@ -323,15 +352,29 @@ class Policy(_Strict):
         if columns is None:
             return self.made()
         values = self.values(columns)
+        if self.providers is not None:
+            codes, names = owners(columns[self.providers])
+            if not names:
+                raise ValueError(
+                    f"column '{self.providers}' must name the provider of one item at least, got none. Name another "
+                    "column in `providers`."
+                )
+            return self.fair_to(names).bind(values, providers=codes)
         return self.made(None if self.kinds is None else self.kinds.table(columns)).bind(values)
 
-    def made(self, table: Any = None) -> Decoder:
-        """The decoder, no values yet. table: (M, T) or (R, M, T), what items are like, for one that asks"""
+    def fair_to(self, names: Sequence[str]) -> ProviderMaxMin:
+        """The decoder for these providers, by name, no values yet; `bind` numbers them in this order, from 0."""
+        return typing.cast("ProviderMaxMin", self.made(names=names))
+
+    def made(self, table: Any = None, names: Sequence[str] | None = None) -> Decoder:
+        """The decoder, no values yet. For one that asks: table: (M, T) or (R, M, T), what items are like; names: all providers"""
         settings, kinds = dict(self.settings), self.kinds
         check_settings(self.decoder_name, settings)
+        if self.about_items and table is None and names is None:
+            raise ValueError(f"decoder '{self.decoder_name}' must know its items from the start. Give `columns`.")
+        if self.providers is not None:
+            settings |= {"providers": np.arange(len(names or ())), "names": names}
         if kinds is not None:
-            if table is None:
-                raise ValueError(f"decoder '{self.decoder_name}' must know its items from the start. Give `columns`.")
             settings[OF_ITEMS[self.decoder_name]] = table
             if kinds.wanted is not None:
                 settings["wanted"] = kinds.mix
@@ -341,7 +384,10 @@ class Policy(_Strict):
     def check(self) -> None:
         """A ValueError or TypeError says why there can be no such decoder."""
         check_settings(self.decoder_name, self.settings)
-        self.made(None if self.kinds is None else np.ones((1, max(1, len(self.kinds.names)))))
+        if self.providers is not None:
+            self.fair_to([*self.settings.get("weights", ["any"])])
+        else:
+            self.made(None if self.kinds is None else np.ones((1, max(1, len(self.kinds.names)))))
 
     def values(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """What `Decoder.bind` takes: a value for each objective, by its name."""
@@ -617,6 +663,28 @@ def labels(given: Any) -> np.ndarray:
     return np.unique(array.astype(str), return_inverse=True)[1].reshape(array.shape)
 
 
+def owners(given: Any) -> tuple[np.ndarray, list[str]]:
+    """Numbers from 0 on, -1 for no provider, and what the providers are called, in order. given: labels; empty is none
+
+    >>> owners(["y", None, "x", "", "y"])
+    (array([ 1, -1,  0, -1,  1]), ['x', 'y'])
+    """
+    array = _array(given)
+    texts = np.array([_text(label) for label in array.ravel().tolist()], dtype=object)
+    known = sorted({text for text in texts if text})
+    at = {text: code for code, text in enumerate(known)}
+    return np.array([at.get(text, -1) for text in texts], dtype=np.int64).reshape(array.shape), known
+
+
+def _text(label: Any) -> str:
+    """As a table on disk has it: a whole number is the same whether or not empty places made its column one of floats."""
+    if label is None or label != label:
+        return ""
+    if isinstance(label, bool):
+        return str(label).lower()
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
 def _array(given: Any) -> np.ndarray:
     return given.detach().cpu().numpy() if hasattr(given, "detach") else np.asarray(given)
 
@@ -648,6 +716,7 @@ __all__ = [
     "check_settings",
     "decoder_class",
     "labels",
+    "owners",
     "parse_objective",
     "parse_objectives",
     "parse_per_group",

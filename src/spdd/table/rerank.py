@@ -6,6 +6,7 @@ objectives cost: the same candidates are decoded greedily, on the same scale, fo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import spdd
 
 from ..objective import TOLERANCE
 from ..policy_file import DECODERS, Kinds, Policy, decoder_class, one_hot
-from .source import Source, chunks
+from .source import Source, chunks, providers_of
 from .target import Target
 
 ROWS = 100_000  # of the table, in a chunk
@@ -42,6 +43,30 @@ class Tally:
 
 
 @dataclass
+class Exposed:
+    """How providers fared. due: (P,) parts of all exposure.  slots, greedy: (P,) filled with their items, here and plainly"""
+
+    due: np.ndarray
+    slots: Any = 0
+    greedy: Any = 0
+
+    @property
+    def least(self) -> tuple[float, float]:
+        """Exposure of the worst-off over what it is due, and the same of plain slates."""
+        ours, plain = (float((count / max(count.sum(), 1) / self.due).min()) for count in (self.slots, self.greedy))
+        return ours, plain
+
+    def count(self, slate, plain, providers: np.ndarray) -> None:
+        """providers: (R, N) numbers from 0 on, -1 for none"""
+        self.slots = self.slots + self._shown(slate.items, providers)
+        self.greedy = self.greedy + self._shown(plain.items, providers)
+
+    def _shown(self, items: np.ndarray, providers: np.ndarray) -> np.ndarray:
+        whose = np.take_along_axis(providers, items.clip(min=0), 1)[items >= 0]
+        return np.bincount(whose[whose >= 0], minlength=len(self.due))
+
+
+@dataclass
 class Summary:
     """What was served, and what it cost. relevance and greedy are summed over slates, on the decoder's scale."""
 
@@ -55,6 +80,7 @@ class Summary:
     status: np.ndarray = field(default_factory=lambda: np.zeros(3, dtype=np.int64))  # met, short, impossible
     relevance: float = 0.0
     greedy: float = 0.0
+    exposed: Exposed | None = None  # for a decoder that asks whose items are
 
 
 class Grid(NamedTuple):
@@ -73,7 +99,7 @@ class Grid(NamedTuple):
 
 
 def needs(policy: Policy) -> dict[str, str]:
-    """The columns a policy needs, by our own names for them: n: values, x: any finite numbers, l: labels."""
+    """The columns a policy needs, by our own names for them: n: values, x: any finite numbers, l: labels, p: providers."""
     found = {}
     for o in policy.objectives:
         role = "n" if o.kind == "value" or getattr(o, "categories", ()) else "l"
@@ -82,6 +108,8 @@ def needs(policy: Policy) -> dict[str, str]:
         role = "n" if policy.kinds.wanted is not None else "x"
         own = {f"{role}:{c}": c for c in policy.kinds.categories}
         found |= own or {f"l:{policy.kinds.column}": policy.kinds.column}
+    if policy.providers is not None:
+        found[f"p:{policy.providers}"] = policy.providers
     return found
 
 
@@ -100,25 +128,37 @@ def rerank_table(
     rows:     of the table that are decoded at a time, about; shared prices move after each such batch
     progress: told how many rows are done
     """
-    about_items = policy.kinds
-    decoder = policy.made(None if about_items is None else np.ones((1, max(1, len(about_items.names)))))
+    about_items, fair, known = policy.kinds, None, None
+    if policy.providers is not None:
+        # Prices are the whole table's, so its providers must be known before the first chunk.
+        known = providers_of(source, policy.providers)
+        decoder = fair = policy.fair_to(known.to_list())
+    else:
+        decoder = policy.made(None if about_items is None else np.ones((1, max(1, len(about_items.names)))))
     save = None if state is None else _learner(decoder, Path(state))
     plain = spdd.Greedy(slots=policy.slots, scale=decoder.scale)
     summary = Summary(decoder.scale, policy.slots, [*map(_tally, policy.objectives, decoder.objectives)])
+    if fair is not None:
+        summary.exposed = Exposed(np.array(fair.exposure.weight))
     check_output_names(source, policy)
     for chunk in chunks(source, rows, target.folder):
         _check_unique(chunk, source)
         columns = {column.name: column.to_numpy() for column in chunk.select(_matrices(policy))}
+        if known is not None:
+            columns["provider"] = _numbered(chunk[f"p:{policy.providers}"], known, source)
         parts, users = [], []
-        for some, grid in grids(chunk, _cells(policy, columns)):
-            values = {o.name: _value(o, columns, grid) for o in policy.objectives}
-            scores = grid.fill(columns["score"])
-            if about_items is not None:
-                decoder = policy.made(_table(about_items, columns, grid))  # such decoders learn nothing
-            slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
-            _count(summary, decoder, slate, plain.rerank(scores, exclude=~grid.real), grid)
-            parts.append(_rows(chunk, grid, slate, decoder, policy, source))
-            users.append(np.repeat(some, (slate.items >= 0).sum(1)))
+        with contextlib.nullcontext() if fair is None else fair.one_batch():
+            for some, grid in grids(chunk, _cells(policy, columns)):
+                values = {o.name: _value(o, columns, grid) for o in policy.objectives}
+                scores = grid.fill(columns["score"])
+                if about_items is not None:
+                    decoder = policy.made(_table(about_items, columns, grid))  # such decoders learn nothing
+                if fair is not None:
+                    fair.bind({}, providers=grid.fill(columns["provider"], -1))
+                slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
+                _count(summary, decoder, slate, plain.rerank(scores, exclude=~grid.real), columns, grid)
+                parts.append(_rows(chunk, grid, slate, decoder, policy, source))
+                users.append(np.repeat(some, (slate.items >= 0).sum(1)))
         whole = pl.concat(parts)
         target.add(whole if len(parts) == 1 else whole[np.argsort(np.concatenate(users), kind="stable")])
         progress(len(chunk))
@@ -184,13 +224,15 @@ def _kinds(policy: Policy) -> list[Kinds]:
 def _cells(policy: Policy, columns: Mapping[str, np.ndarray]) -> int:
     """How many entries a grid may have: fewer where an entry costs more memory."""
     wide = [len(kinds.names) or int(columns[f"l:{kinds.column}"].max()) + 1 for kinds in _kinds(policy)]
-    return CELLS // (1 + len(policy.objectives) + sum(wide))
+    return CELLS // (1 + len(policy.objectives) + sum(wide) + 2 * (policy.providers is not None))
 
 
 def _matrices(policy: Policy) -> list[pl.Expr]:
     """The score, and what every value and table is made of, as columns of numbers."""
     found = {"score": pl.col("score")}
     for own, column in needs(policy).items():
+        if own[0] == "p":  # told apart over the whole table: see `_numbered`
+            continue
         if own[0] == "l":  # only a user's own candidates have to be told apart
             found[own] = pl.col(own).rank("dense").over("user").cast(pl.Int64) - 1
         else:
@@ -199,6 +241,15 @@ def _matrices(policy: Policy) -> list[pl.Expr]:
             name = f"{own}={label}"
             found[name] = (pl.col(own).cast(pl.String) == label).cast(pl.Float64).alias(name)
     return list(found.values())
+
+
+def _numbered(labels: pl.Series, known: pl.Series, source: Source) -> np.ndarray:
+    """(rows,) the place of each label among those `known`, -1 for none."""
+    place = known.search_sorted(labels.fill_null("")).to_numpy().astype(np.int64)
+    here = labels.is_not_null().to_numpy()
+    if not (known[place.clip(max=len(known) - 1)] == labels).fill_null(True).all():
+        raise ValueError(f"{source.name} has changed while it was read. Run again when nothing writes to it.")
+    return np.where(here, place, -1)
 
 
 def _value(o, columns: Mapping[str, np.ndarray], grid: Grid) -> Any:
@@ -281,7 +332,7 @@ def _tally(stated, objective) -> Tally:
     return Tally(objective.name, asked, objective.per)
 
 
-def _count(summary: Summary, decoder, slate, plain, grid: Grid) -> None:
+def _count(summary: Summary, decoder, slate, plain, columns: Mapping[str, np.ndarray], grid: Grid) -> None:
     filled = slate.items >= 0
     summary.rows += int(grid.real.sum())
     summary.users += len(slate)
@@ -290,6 +341,8 @@ def _count(summary: Summary, decoder, slate, plain, grid: Grid) -> None:
     summary.status += np.bincount(slate.status, minlength=3)
     summary.relevance += float(np.nansum(slate.relevance))
     summary.greedy += float(np.nansum(plain.relevance))
+    if summary.exposed is not None:
+        summary.exposed.count(slate, plain, grid.fill(columns["provider"], -1))
     for c, (tally, objective) in enumerate(zip(summary.objectives, decoder.objectives, strict=True)):
         gained, reachable = slate.gained[:, c], slate.reachable[:, c]
         floor, cap = (np.inf if t is None else t for t in objective.targets(summary.slots))

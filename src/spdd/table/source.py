@@ -3,8 +3,8 @@
 A first pass counts each user's rows, which decides the chunks: users in the order they first appear, cut so that
 a chunk has about as many rows as asked for. So the same users meet in the same chunk however rows are ordered.
 Where every user's rows stand together the file is streamed; otherwise it is sorted on disk first, in runs that fit
-in memory. Columns get names of our own, so that none can clash: user, item, score, and n:, x: or l: before the
-column's own for values, any finite numbers, and labels.
+in memory. Columns get names of our own, so that none can clash: user, item, score, and n:, x:, l: or p: before the
+column's own for values, any finite numbers, labels, and providers, which are labels too but may be empty.
 """
 
 from __future__ import annotations
@@ -92,6 +92,22 @@ def chunks(source: Source, rows: int, folder: Path) -> Iterator[pl.DataFrame]:
         yield from _sorted(batches, source, last + 1, folder)
 
 
+def providers_of(source: Source, column: str) -> pl.Series:
+    """(P,) the labels in a column of providers, of the whole table, each once and in order of their text.
+
+    The column is streamed: memory grows with the number of providers, not with that of rows.
+    """
+    with plainly(f"{source.name} cannot be read", way_out=_whole_again(source.form)):
+        every = source.scan.select(pl.col(f"p:{column}").alias("label")).filter(pl.col("label").is_not_null())
+        found = every.unique().collect(engine="streaming")["label"].sort()
+    if not len(found):
+        raise ValueError(
+            f"column '{column}' of {source.name} must name the provider of one item at least, got nothing in all "
+            f"{source.rows:,} rows. Name another with --set providers=..., or decode without: --decoder greedy."
+        )
+    return found
+
+
 # ---- opening --------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +149,7 @@ def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataTyp
     """A CSV has no types, and guesses from its first rows may fail later: values are numbers, all else is text."""
     types: dict[str, pl.DataType] = {c: pl.String() for c in schema if c not in names.values()}
     for own, column in names.items():
-        text = own in ("user", "item") or own[:2] == "l:"
+        text = own in ("user", "item") or own[:2] in ("l:", "p:")
         flag = own[:2] == "n:" and schema[column] == pl.Boolean
         kind = pl.String() if text else pl.Boolean() if flag else pl.Float64()
         if types.setdefault(column, kind) != kind:
@@ -143,9 +159,11 @@ def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataTyp
 
 def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl.Expr:
     found = pl.col(column).alias(own)
-    if own in ("user", "item") or own[:2] == "l:":
-        if kind.is_nested() or kind in (pl.Object, pl.Null):
+    if own in ("user", "item") or own[:2] in ("l:", "p:"):
+        if kind.is_nested() or kind == pl.Object or (kind == pl.Null and own[:2] != "p:"):
             raise ValueError(f"column '{column}' of {name} must hold names or numbers, one per row, got {kind}.")
+        if own[:2] == "p:":
+            return _label_or_null(pl.col(column), kind).alias(own)
         return found.cast(pl.String) if kind in (pl.Categorical, pl.Enum) else found
     if form == "csv" and kind == pl.String:
         return found.cast(pl.Float64)
@@ -154,6 +172,15 @@ def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl
         raise ValueError(f"column '{column}' of {name} must hold numbers, got {kind}. {advice}")
     exact = (pl.Float32, pl.Float64) if own == "score" else (pl.Float32, pl.Float64, pl.Boolean)
     return found if kind in exact or (own != "score" and kind.is_integer()) else found.cast(pl.Float64)
+
+
+def _label_or_null(column: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    """As text. A whole number is the same whether or not empty places made its column one of floats."""
+    text = column.cast(pl.String)
+    if kind.is_float():
+        whole = pl.when(column.round() == column).then(column.cast(pl.Int64, strict=False)).cast(pl.String)
+        text = pl.when(column.is_not_nan()).then(pl.coalesce(whole, text))
+    return pl.when(text != "").then(text)
 
 
 def _survey(scan: pl.LazyFrame, form: str, columns: list[str]) -> tuple[pl.LazyFrame, pl.DataFrame]:
@@ -189,6 +216,8 @@ def _checked(source: Source) -> Iterator[pl.DataFrame]:
     trouble = _csv_trouble(source.path, source.form, source.names)
     bad = {}
     for c, kind in schema.items():
+        if c[:2] == "p:":
+            continue
         tests = [pl.col(c).is_null()]
         if kind.is_float():
             tests.append(~pl.col(c).is_finite())
