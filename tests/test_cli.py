@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 import spdd
-from spdd import cli
+from spdd import cli, terminal
 from spdd.policy_file import DECODERS
 from spdd.table import Summary
 from spdd.table.rerank import Tally
@@ -226,16 +226,16 @@ def test_schema_version_help(run):
 
 
 def test_percentages_say_none_and_all_only_where_it_is_so():
-    shown = [cli._share(n, 100_000) for n in (0, 1, 99_999, 100_000, 50_000)]
+    shown = [terminal._share(n, 100_000) for n in (0, 1, 99_999, 100_000, 50_000)]
     assert shown == ["0.0%", "<0.1%", ">99.9%", "100.0%", "50.0%"]
 
 
 def test_the_summary_of_nothing_asked_and_of_traffic(capsys):
     summary = Summary("logit", 2, [], rows=4, users=1, filled=2)
-    cli._print(cli.summary_page(summary, 1.0))
+    terminal.print_page(terminal.summary_page(summary, 1.0))
     assert "1 user, 2 of 2 slots filled\n4 rows in 1.0 s (4 rows/s)\n" in capsys.readouterr().err
     summary.objectives.append(Tally("a [b]", "at least 3", "traffic", gained=2.0))
-    cli._print(cli.summary_page(summary, 1.0))
+    terminal.print_page(terminal.summary_page(summary, 1.0))
     assert re.search(r"a \[b\] +at least 3 per traffic +2\.000 +0\.000 *\n", capsys.readouterr().err)
 
 

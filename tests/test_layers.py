@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spdd"
 # Left to right. Rooms on one line may know each other. A new room needs a place here.
 ROOMS = """
 errors files objective relevance
-values
+values catalog
 slate
 kernels
 data
@@ -25,6 +25,9 @@ decode
 evaluate
 report
 policy_file table
+trained
+item_columns slates
+terminal model_commands
 demo
 cli
 """

@@ -8,6 +8,7 @@ China (UTC+8), so that the standard test part, from 1 May 2022 on, begins at 165
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +16,7 @@ import polars as pl
 from .interactions import Interactions
 from .lines import Progress, Tally, files, need
 from .rows import LINE, columns_of, interactions, sift, split_rows
+from .shown import ACTION, LABELS
 
 LOGS = ("log_standard_*.csv", "log_random*.csv")
 PACKED = ("impressions.parquet",)
@@ -30,6 +32,7 @@ def read(
     path: str | Path,
     *,
     random: bool = False,
+    actions: bool = False,
     name: str = "kuairand",
     most_bad: float = 0.01,
     progress: Progress | None = None,
@@ -41,6 +44,9 @@ def read(
     path:     the folder of log_*.csv and video_features_basic_*.csv, or of impressions.parquet and videos.parquet;
               or one log
     random:   whether logs of videos shown at random are read too; they are no sequence of what a recommender did
+    actions:  instead, the log a ranker of shelves learns from: what was watched before goes first, where the packed form
+              tells it, and events have the columns action (see `shown`), surface (0 unknown), and is_click and long_view, -1
+              where nothing was shown; items have their first tag besides, and their tags as one text
     most_bad: the largest share of rows that may be malformed
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
@@ -61,7 +67,30 @@ def read(
         for batch in _batches(videos, of_items, progress):
             columns_of(batch, ["video_id"], videos)
             items.append(_described(batch, videos, of_items))
-    return interactions(name, _alike(events), items, tally, of_items, path=path)
+    data = interactions(name, _alike(events), items, tally, of_items, path=path)
+    return _log(data, histories(folder) if (folder / "histories.parquet").is_file() else None) if actions else data
+
+
+def _log(data: Interactions, before: pl.DataFrame | None) -> Interactions:
+    """See `read`, actions."""
+    opened = pl.when(pl.col("long_view") > 0).then(ACTION.index("viewed long"))
+    opened = opened.otherwise(ACTION.index("passed by") + (pl.col("is_click") > 0))
+    events = data.events.select("user", "item", "time", *LABELS, "tab", opened.cast(pl.Int8).alias("action"))
+    if before is not None:
+        watched = before.explode("watched").rename({"watched": "item"}).drop_nulls("item")
+        kind = pl.when(pl.col("item").is_in(pl.col("liked"))).then(ACTION.index("liked"))
+        kind = kind.when(pl.col("item").is_in(pl.col("watched_long"))).then(ACTION.index("watched long"))
+        watched = watched.select(
+            "user", "item", "time", kind.otherwise(ACTION.index("watched")).cast(pl.Int8).alias("action")
+        )
+        events = pl.concat([watched, events], how="diagonal").sort("user", "time", maintain_order=True)
+    events = events.with_columns(
+        *(pl.col(label).fill_null(-1).cast(pl.Int8) for label in LABELS),
+        (pl.col("tab").fill_null(-1) + 1).cast(pl.Int8).alias("surface"),
+    ).drop("tab")
+    first = pl.col("tags").list.first().alias("tag")
+    items = data.items.with_columns(first, pl.col("tags").list.sort().list.join(","))
+    return replace(data, events=events, items=items)
 
 
 def _batches(file: Path, tally: Tally, progress: Progress | None) -> Iterator[pl.DataFrame]:

@@ -137,7 +137,7 @@ def rerank_table(
         decoder = policy.made(None if about_items is None else np.ones((1, max(1, len(about_items.names)))))
     save = None if state is None else _learner(decoder, Path(state))
     plain = spdd.Greedy(slots=policy.slots, scale=decoder.scale)
-    summary = Summary(decoder.scale, policy.slots, [*map(_tally, policy.objectives, decoder.objectives)])
+    summary = Summary(decoder.scale, policy.slots, [*map(tally_of, policy.objectives, decoder.objectives)])
     if fair is not None:
         summary.exposed = Exposed(np.array(fair.exposure.weight))
     check_output_names(source, policy)
@@ -156,7 +156,10 @@ def rerank_table(
                 if fair is not None:
                     fair.bind({}, providers=grid.fill(columns["provider"], -1))
                 slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
-                _count(summary, decoder, slate, plain.rerank(scores, exclude=~grid.real), columns, grid)
+                rival = plain.rerank(scores, exclude=~grid.real)
+                count(summary, decoder, slate, rival, grid.real)
+                if summary.exposed is not None:
+                    summary.exposed.count(slate, rival, grid.fill(columns["provider"], -1))
                 parts.append(_rows(chunk, grid, slate, decoder, policy, source))
                 users.append(np.repeat(some, (slate.items >= 0).sum(1)))
         whole = pl.concat(parts)
@@ -301,10 +304,11 @@ def _rows(chunk: pl.DataFrame, grid: Grid, slate, decoder, policy: Policy, sourc
 
 
 def given(value: Any, items: np.ndarray) -> np.ndarray:
-    """(R, K) what each item of a slate gave when it was placed. value: (R, N), or a function of the items before"""
-    found = np.zeros(items.shape)
+    """(R, K) what each item of a slate gave when it was placed. value: (N,), (R, N), or a function of the items before"""
+    found, place = np.zeros(items.shape), items.clip(min=0)
     if not callable(value):
-        found = np.take_along_axis(np.asarray(value, dtype=np.float64), items.clip(min=0), 1)
+        known = np.asarray(value, dtype=np.float64)
+        found = known[place] if known.ndim == 1 else np.take_along_axis(known, place, 1)
     else:
         chosen = torch.from_numpy(items)
         for k in range(items.shape[1]):
@@ -317,7 +321,7 @@ def given(value: Any, items: np.ndarray) -> np.ndarray:
 # ---- the summary ----------------------------------------------------------------------------------------------------
 
 
-def _tally(stated, objective) -> Tally:
+def tally_of(stated, objective) -> Tally:
     floor, cap = objective.at_least, objective.at_most
     if stated.kind in ("per_group", "spacing"):
         asked = "no breach"
@@ -332,17 +336,16 @@ def _tally(stated, objective) -> Tally:
     return Tally(objective.name, asked, objective.per)
 
 
-def _count(summary: Summary, decoder, slate, plain, columns: Mapping[str, np.ndarray], grid: Grid) -> None:
+def count(summary: Summary, decoder, slate, plain, real: np.ndarray) -> None:
+    """Add a batch to the summary. real: (R, N) the candidates each row had"""
     filled = slate.items >= 0
-    summary.rows += int(grid.real.sum())
+    summary.rows += int(real.sum())
     summary.users += len(slate)
     summary.filled += int(filled.sum())
-    summary.few += int((grid.real.sum(1) < summary.slots).sum())
+    summary.few += int((real.sum(1) < summary.slots).sum())
     summary.status += np.bincount(slate.status, minlength=3)
     summary.relevance += float(np.nansum(slate.relevance))
     summary.greedy += float(np.nansum(plain.relevance))
-    if summary.exposed is not None:
-        summary.exposed.count(slate, plain, grid.fill(columns["provider"], -1))
     for c, (tally, objective) in enumerate(zip(summary.objectives, decoder.objectives, strict=True)):
         gained, reachable = slate.gained[:, c], slate.reachable[:, c]
         floor, cap = (np.inf if t is None else t for t in objective.targets(summary.slots))
