@@ -147,7 +147,7 @@ def _open_sasrec(path, split, device, options):
 def _train_lmrec(split, folder, said, device, resume):
     """Ids first, unless the folder has them from an earlier start; then a small Llama, or the model at `path`."""
     from .catalog import Catalog
-    from .models import lmrec
+    from .models import lmrec, lmtask
     from .models.semantic_ids import ids_for
 
     small = {"width": 256, "layers": 4, "heads": 4, "dropout": 0.1}
@@ -181,7 +181,7 @@ def _train_lmrec(split, folder, said, device, resume):
         catalog.save(name)
     make = lmrec.from_path if "path" in found["from"] else lmrec.small_llama
     model = make(catalog=catalog, seed=settings.seed, **found["small"], **found["shared"], **found["from"]).to(device)
-    task = lmrec.Spelling(model, split, batch=settings.batch, seed=settings.seed)
+    task = lmtask.LMTask(model, split, batch=settings.batch, seed=settings.seed)
     return train.fit(task, settings, folder, resume=resume)
 
 
@@ -254,7 +254,7 @@ def by_request(split: Split, part: str) -> Asked:
     requests = found.log.requests(events[first], pool=pool)
 
     def some(rows: slice) -> Requests:
-        return Requests(*(column[rows] for column in requests))
+        return Requests(*(column if column is None else column[rows] for column in requests))
 
     return Asked(found.people[person], some, lambda rows: some(rows).excluded(len(split.items.id)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from .arrays import check_logits, eligible_items, row_numbers, sampling_of
 from .guard import Reach, find_witness, slack_of
 from .polish import polish
 from .primal_dual import Problem, Promises, State, linear
+from .proposals import Proposals, Proposer, placeholder, proposes, wanted
 from .search import Model, Steps, View, run
 from .walk import walk_groups
 
@@ -84,23 +85,27 @@ class Decoder:
 
     @torch.no_grad()
     def generate(
-        self, model: Model, histories, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None
+        self, model: Model | Proposer, histories, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None
     ) -> Slate:
         """Slates from a model that is asked again after every choice.
 
-        model:     `start(histories) -> state`, `logits(state) -> (R, M)`, `advance(state, items) -> state`
+        model:     `start(histories) -> state`, `logits(state) -> (R, M)`, `advance(state, items) -> state`; a model
+                   that has `propose` instead of `logits` is asked for its best items only, see `decode.proposals`
         histories: whatever the model starts from
         exclude:   as for `rerank`, or "seen": no item of the row's own history
         The rest is as for `rerank`.
         """
-        for name in ("start", "logits", "advance"):
+        for name in ("start", "advance") if proposes(model) else ("start", "logits", "advance"):
             if not callable(getattr(model, name, None)):
                 raise TypeError(
                     f"`model` must have a function '{name}'; {type(model).__name__} has none. "
                     "Wrap a plain function of item sequences with spdd.FromCallable(function)."
                 )
         state = model.start(histories)
-        logits = check_logits(model.logits(state), "what `model.logits` returned")
+        if proposes(model):
+            logits = placeholder(model, histories)
+        else:
+            logits = check_logits(cast(Model, model).logits(state), "what `model.logits` returned")
         eligible = eligible_items(exclude, histories, logits)
         sampling = sampling_of(temperature, top_p, seed, logits)
         slate = self._autoregressive(model, state, logits, eligible, sampling, self.trace if trace is None else trace)
@@ -182,6 +187,8 @@ class Decoder:
         return self._pack(problem, reach, state, _renamed(steps, items))
 
     def _autoregressive(self, model, model_state, logits, eligible, sampling, trace) -> Slate:
+        if proposes(model):
+            return self._proposed(model, model_state, logits, eligible, sampling, trace)
         value, groups = self._values(logits)
         if sampling is not None or (groups is not None and 2 * len(groups.level) > logits.shape[1]):
             groups = None
@@ -211,6 +218,19 @@ class Decoder:
             raise ValueError(
                 "`model.logits` returned nan or infinite scores after its first step. Check the model's `advance`."
             )
+        return self._pack(problem, reach, state, steps)
+
+    def _proposed(self, model, model_state, like, eligible, sampling, trace) -> Slate:
+        """As `_autoregressive`, from a model that finds its best items itself. like: (R, M) of the scores' shape."""
+        value, _ = self._values(like)
+        now = Proposals(model, model_state, like, eligible, self.scale, trace)
+        priced = type(self).first_prices is not Decoder.first_prices
+        targets = wanted(value, *self._targets(len(like), like.device), self.slots) if priced else []
+        problem, reach, begun = self._begin(value, eligible, now.first(value, targets), now.everything)
+        seen = problem if problem.bonus is None else problem._replace(bonus=lambda chosen: now.bonus)
+        state, steps = run(seen, begun, lambda state: now.look(problem, state), now.move, sampling, trace)
+        if not bool(now.finite):
+            raise ValueError("`model.propose` returned nan or infinite log-probabilities. Check the model.")
         return self._pack(problem, reach, state, steps)
 
     # ---- before and after ----------------------------------------------------------------------------------
@@ -252,8 +272,13 @@ class Decoder:
             self._kept[device, count] = value, groups
         return value, groups
 
-    def _begin(self, value: Tensor, eligible: Tensor | None, view: View) -> tuple[Problem, Reach | None, State]:
-        """The problem, what can be reached, and the state before the first slot."""
+    def _begin(
+        self, value: Tensor, eligible: Tensor | None, view: View, open_: Tensor | None = None
+    ) -> tuple[Problem, Reach | None, State]:
+        """The problem, what can be reached, and the state before the first slot.
+
+        open_: the columns that may be chosen at all, where `view` calls only some of them open
+        """
         rows, device = len(view.relevance), view.relevance.device
         settings = self.settings(rows)
         floor, cap = self._targets(rows, device)
@@ -276,7 +301,8 @@ class Decoder:
                 else view.items
             )
             wide = view.value[fixed].expand(-1, rows, -1)
-            guard, reach = find_witness(wide, items, view.open, floor[:, fixed], cap[:, fixed], self.slots, fixed)
+            can = view.open if open_ is None else open_
+            guard, reach = find_witness(wide, items, can, floor[:, fixed], cap[:, fixed], self.slots, fixed)
             # What no slate can give is not asked for: a price would chase it in vain.
             for g, c in enumerate(fixed):
                 for p in [p for p, of in enumerate(column) if of == c]:

@@ -45,6 +45,7 @@ class View(NamedTuple):
 
     items:  (R, N) their item numbers, or None where column = item
     static: whether the scores stay as they are while the slate fills
+    allowed: (R, N) what may be chosen, where that is known already: what is open and keeps the promises
     """
 
     relevance: Tensor
@@ -52,6 +53,7 @@ class View(NamedTuple):
     open: Tensor
     items: Tensor | None
     static: bool = False
+    allowed: Tensor | None = None
 
 
 class Sampling(NamedTuple):
@@ -97,7 +99,10 @@ def run(
         view = look(state)
         price = primal_dual.net_price(problem, state)
         scores = primal_dual.score(problem, state, view.relevance, view.value, price)
-        scores = primal_dual.bar(problem, state, view.value, view.open, scores)
+        if view.allowed is None:
+            scores = primal_dual.bar(problem, state, view.value, view.open, scores)
+        else:
+            scores = scores.masked_fill(~view.allowed, -torch.inf)
         if only is not None:
             scores = scores.masked_fill(~only, -torch.inf)
         drawn = scores if sampling is None else _perturb(problem, scores, view, slot, sampling)
