@@ -235,7 +235,6 @@ def _open_transact(path, split, device, options):
 
 def by_request(split: Split, part: str) -> Asked:
     """Slates of shelves for the moment each person's held-out impressions begin, out of the items they were shown then."""
-    from .models.actions import Requests
     from .models.shelf_log import shelf_log
 
     if part not in ("test", "validation"):
@@ -253,10 +252,7 @@ def by_request(split: Split, part: str) -> Asked:
     ] = found.log.item[events]
     requests = found.log.requests(events[first], pool=pool)
 
-    def some(rows: slice) -> Requests:
-        return Requests(*(column if column is None else column[rows] for column in requests))
-
-    return Asked(found.people[person], some, lambda rows: some(rows).excluded(len(split.items.id)))
+    return Asked(found.people[person], requests.of, lambda rows: requests.of(rows).excluded(len(split.items.id)))
 
 
 # How shelves are learnt, as in the paper: Adam with decay, large batches, six epochs.

@@ -35,6 +35,11 @@ class Requests(NamedTuple):
     surface: Tensor
     pool: Tensor | None = None
 
+    def of(self, rows: slice) -> Requests:
+        """The requests of these rows alone."""
+        pool = None if self.pool is None else self.pool[rows]
+        return Requests(*(column[rows] for column in self[:6]), pool=pool)
+
     def excluded(self, items: int) -> Tensor | None:
         """(R, M) bool, True for items outside the pool: what a decoder takes as `exclude`. None without a pool.
 
