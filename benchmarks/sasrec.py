@@ -30,7 +30,7 @@ from spdd.models.next_item import NextItem
 from spdd.models.sasrec import Config, SASRec
 
 SLOTS = 30
-PAPER = Config(), train.Settings(batch=256, rate=1e-3, precision="bf16", seconds=25)
+PAPER = Config(), train.Settings(batch=256, rate=1e-3, precision="bf16", seconds=70)
 TUNED = Config(
     width=128, heads=4, history=50, inner=2, dropout=0.5, positions="rotary", loss="softmax", temperature=0.08
 )
