@@ -11,7 +11,7 @@ from spdd import MET, SPDD, Objective
 from spdd.catalog import Catalog
 from spdd.data.interactions import Items, Sequences, Split
 from spdd.models import lmrec, lora
-from spdd.models.lmtask import LMTask
+from spdd.models.lmtask import LMTask, ranks, sample
 from spdd.models.spelling import best_items
 from spdd.models.train import Settings, fit
 
@@ -246,6 +246,17 @@ def test_training_learns_what_comes_next_and_a_checkpoint_keeps_it(tmp_path):
     again = lmrec.load(tmp_path / "run" / "best.pt", fingerprint=split.items.fingerprint(), beams=10)
     for a, b in zip(model.propose(model.start(HISTORIES)), again.propose(again.start(HISTORIES)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_what_is_not_proposed_is_no_hit_however_few_beams_there_are():
+    split, model = walks(), tiny(beams=2)
+    histories, target = sample(split, "validation", 50)
+    proposed = model.propose(model.start(histories))[0]
+    place = ranks(model, histories, target)
+    missed = (proposed != torch.from_numpy(target)[:, None]).all(1).numpy()
+    assert missed.any()
+    assert (place[missed] == model.items).all()
+    assert (place[~missed] < 2).all()
 
 
 def test_an_epoch_shows_every_item_once_whatever_the_number_of_processes():

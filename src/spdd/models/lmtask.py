@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ class LMTask:
         stop = np.concatenate([[0], np.cumsum(train.item >= 0)])[train.start]
         self.begin, self.size = _windows(stop, model.history + 1)  # the last is only ever a target
         self.item = torch.from_numpy(item).to(model.device)
-        self.data = f"{len(item)} events, {len(self.begin)} windows"
+        self.data = hashlib.sha256(stop.tobytes() + item.tobytes()).hexdigest()[:16]
         self.histories, self.target = sample(split, "validation", validate_on, seed)
 
     def batches(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -80,7 +81,7 @@ def sample(split: Split, part: str, most: int, seed=0) -> tuple[list[np.ndarray]
 
 @torch.no_grad()
 def ranks(model: LMRec, histories: Any, target: np.ndarray, *, batch: int = 256) -> np.ndarray:
-    """(U,) place of each target among the items proposed, 0 the best; `beams` where it is not. Items seen are barred."""
+    """(U,) place of each target among the items proposed, 0 the best; behind all items where it is not. Items seen are barred."""
     found = []
     for i in range(0, len(target), batch):
         rows = histories[i : i + batch]
@@ -89,7 +90,7 @@ def ranks(model: LMRec, histories: Any, target: np.ndarray, *, batch: int = 256)
         open_ = open_.scatter(1, seen.remainder(model.items + 1), False)[:, :-1]
         items, _ = model.propose(model.start(rows), open_)
         hit = items == torch.from_numpy(target[i : i + batch]).to(items.device)[:, None]
-        place = torch.where(hit.any(1), hit.int().argmax(1), model.beams)
+        place = torch.where(hit.any(1), hit.int().argmax(1), model.items)
         found.append(place.cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
