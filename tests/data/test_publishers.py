@@ -329,6 +329,34 @@ def test_packed_parquet(tmp_path):
         kuairand.read(tmp_path)
 
 
+def test_the_log_of_a_ranker_begins_with_what_was_watched(tmp_path):
+    shown = {"user_id": [1, 1], "video_id": [10, 11], "time_ms": [5, 9], "tab": [1, 0], "is_click": [1, 0]}
+    pl.DataFrame(shown | {"long_view": [0, 0]}).write_parquet(tmp_path / "impressions.parquet")
+    videos = {"video_id": [9, 10, 12], "author_id": [3, 7, 8], "tag": ["5", "20,4", "1"]}
+    pl.DataFrame(videos).write_parquet(tmp_path / "videos.parquet")
+    history = {"user_id": [1], "last_time_ms": [2], "watch_seq": [[10, 9]], "like_seq": [[]], "long_watch_seq": [[9]]}
+    schema = dict.fromkeys(("watch_seq", "like_seq", "long_watch_seq"), pl.List(pl.Int32))
+    pl.DataFrame(history, schema_overrides=schema).write_parquet(tmp_path / "histories.parquet")
+    data = kuairand.read(tmp_path, actions=True)
+    assert data.events.select("item", "time", "action", "is_click", "surface").rows() == [
+        ("10", 2, 1, -1, 0),
+        ("9", 2, 2, -1, 0),
+        ("10", 5, 5, 1, 2),
+        ("11", 9, 4, 0, 1),
+    ]
+    # What was only watched before is described as well as what was shown; what nobody met is no item.
+    assert data.items.select("item", "author", "tag", "tags").rows() == [
+        ("10", "7", "20", "20,4"),
+        ("11", None, None, None),
+        ("9", "3", "5", "5"),
+    ]
+    (tmp_path / "videos.parquet").unlink()
+    assert kuairand.read(tmp_path, actions=True).items.columns == ["item", "tags", "tag"]
+    pl.DataFrame(shown).drop("is_click").write_parquet(tmp_path / "impressions.parquet")
+    with pytest.raises(ValueError, match=r"needs the column 'is_click', .* Leave out `actions`"):
+        kuairand.read(tmp_path, actions=True)
+
+
 # ---- any table --------------------------------------------------------------------------------------------------------
 
 

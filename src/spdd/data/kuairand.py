@@ -26,6 +26,7 @@ WHOLE = ("tab", *ACTIONS, "play_time_ms", "duration_ms", "profile_stay_time", "c
 KINDS = {"user": "id", "item": "id", "time": "time"}
 ABOUT = {"item": "id", "author": "text", "video_type": "text", "upload_date": "text", "upload_type": "text",
          "music_type": "whole", "video_duration": "number", "tags": "text"}  # fmt: skip
+DESCRIBED = {"item": pl.String, "tags": pl.List(pl.String)}  # where no file tells of videos
 
 
 def read(
@@ -68,11 +69,20 @@ def read(
             columns_of(batch, ["video_id"], videos)
             items.append(_described(batch, videos, of_items))
     data = interactions(name, _alike(events), items, tally, of_items, path=path)
-    return _log(data, histories(folder) if (folder / "histories.parquet").is_file() else None) if actions else data
+    if not actions:
+        return data
+    before = histories(folder) if (folder / "histories.parquet").is_file() else None
+    return _log(data, before, pl.concat(items) if items else pl.DataFrame(schema=DESCRIBED))
 
 
-def _log(data: Interactions, before: pl.DataFrame | None) -> Interactions:
-    """See `read`, actions."""
+def _log(data: Interactions, before: pl.DataFrame | None, videos: pl.DataFrame) -> Interactions:
+    """See `read`, actions. videos: all that are described, shown or watched before"""
+    missing = [c for c in (*LABELS, "tab") if c not in data.events.columns]
+    if missing:
+        raise ValueError(
+            f"the log a ranker of shelves learns from needs the column '{missing[0]}', and these impressions do not have it. "
+            "Leave out `actions`, or use logs that tell it."
+        )
     opened = pl.when(pl.col("long_view") > 0).then(ACTION.index("viewed long"))
     opened = opened.otherwise(ACTION.index("passed by") + (pl.col("is_click") > 0))
     events = data.events.select("user", "item", "time", *LABELS, "tab", opened.cast(pl.Int8).alias("action"))
@@ -89,7 +99,9 @@ def _log(data: Interactions, before: pl.DataFrame | None) -> Interactions:
         (pl.col("tab").fill_null(-1) + 1).cast(pl.Int8).alias("surface"),
     ).drop("tab")
     first = pl.col("tags").list.first().alias("tag")
-    items = data.items.with_columns(first, pl.col("tags").list.sort().list.join(","))
+    items = events.select("item").unique().sort("item")
+    items = items.join(videos.unique("item", keep="first"), on="item", how="left", maintain_order="left")
+    items = items.with_columns(first, pl.col("tags").list.sort().list.join(","))
     return replace(data, events=events, items=items)
 
 
