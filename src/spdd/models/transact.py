@@ -33,6 +33,7 @@ from . import checkpoint
 from .actions import HOUR, MOST, Actions, Requests, Rows, first_of_tie, grouped, side_by_side
 
 AGES = 16  # of an action at the time of a request, in doublings of a minute
+PAIRS = 1 << 20  # of candidates and actions that are looked at together when decoding starts, to spare memory
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class State(NamedTuple):
     """Where decoding stands.
 
     keys, values: per layer (R, H, T, D / H), with tokens: what the next placed shelf attends to
-    last: (R, D) the newest encoded action.  context: (R, D).  found: what every item has found, (R, M, ...)
+    last: (R, D) the newest encoded action.  context: (R, D)
+    ask:  who is a candidate: every item (1, M), or each row's pool (R, P), -1 where it has fewer.  found: what they found
     """
 
     keys: tuple[Tensor, ...]
@@ -106,8 +108,7 @@ class State(NamedTuple):
     tokens: Tokens
     last: Tensor
     context: Tensor
-    now: Tensor
-    surface: Tensor
+    ask: Candidates
     found: Found
 
 
@@ -152,7 +153,7 @@ class TransAct(nn.Module):
 
     @torch.no_grad()
     def start(self, requests: Requests) -> State:
-        """The state before the first slot: actions encoded, and looked at by every item, row by row to spare memory."""
+        """The state before the first slot: actions encoded, and looked at by every candidate, a few rows at a time."""
         r = requests.to(self.codes.device)
         tokens = Tokens(r.items, r.actions, r.times, r.surfaces, r.actions > 0)
         rank = torch.arange(r.items.shape[1], device=r.items.device)
@@ -162,24 +163,25 @@ class TransAct(nn.Module):
         newest = F.pad(newest, (1, 0)).amax(1)  # 0 where there is no action at all
         last = F.pad(x, (0, 0, 1, 0)).gather(1, newest[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
         context = self._context(r.now, r.surface)
-        found = []
-        for row in range(len(r.now)):
-            one = slice(row, row + 1)
-            ask = self._every(r.now[one], r.surface[one])
-            mine = Tokens(*(c[one] for c in tokens))
-            begun = self._begin(ask, context[one, None])
-            found.append(self._look(ask, context[one, None], x[one], mine, mine.there[:, None], begun))
-        if not found:
-            begun = self._begin(self._every(r.now, r.surface), context[:, None])
-            found = [Found(*(c[:0] for c in begun))]
-        found = Found(*(torch.cat(c) for c in zip(*found, strict=True)))
-        return State(tuple(keys), tuple(values), tokens, last, context, r.now, r.surface, found)
+        every = torch.arange(self.config.items, device=r.now.device)[None]
+        ask = Candidates(every if r.pool is None else r.pool, r.now[:, None], r.surface[:, None])
+        found, many = [], max(1, PAIRS // max(1, ask.item.shape[1] * len(rank)))
+        for some in (slice(at, at + many) for at in range(0, max(len(r.now), 1), many)):
+            mine = Candidates(ask.item if r.pool is None else ask.item[some], ask.now[some], ask.surface[some])
+            done = Tokens(*(column[some] for column in tokens))
+            begun = self._begin(mine, context[some, None])
+            found.append(self._look(mine, context[some, None], x[some], done, done.there[:, None], begun))
+        found = Found(*(torch.cat(part) for part in zip(*found, strict=True)))
+        return State(tuple(keys), tuple(values), tokens, last, context, ask, found)
 
     @torch.no_grad()
     def logits(self, state: State) -> Tensor:
-        """(R, M) log-odds that each item is taken if it comes next."""
-        items = torch.arange(self.config.items, device=self.codes.device)[None]
-        return self._judge(items, self.known[:-1][None], state.context[:, None], state.last[:, None], state.found)
+        """(R, M) log-odds that each item is taken if it comes next; outside its pool a row has the least of those inside."""
+        item, all_of = state.ask.item, self.config.items
+        stats = self.known[item.remainder(all_of + 1)]
+        scores = self._judge(item, stats, state.context[:, None], state.last[:, None], state.found)
+        wide = scores.amin(1, keepdim=True).expand(-1, all_of + 1)
+        return wide.scatter(1, item.remainder(all_of + 1).expand_as(scores), scores)[:, :-1]
 
     @torch.no_grad()
     def advance(self, state: State, items: Tensor) -> State:
@@ -187,14 +189,14 @@ class TransAct(nn.Module):
         items = items.to(self.codes.device)[:, None]
         there = items >= 0
         kind = torch.where(there, self.config.actions, 0)
-        new = Tokens(items, kind, state.now[:, None], state.surface[:, None], there)
+        new = Tokens(items, kind, state.ask.now, state.ask.surface, there)
         tokens = Tokens(*(torch.cat(pair, 1) for pair in zip(state.tokens, new, strict=True)))
-        sees = tokens.there & (state.now[:, None] - tokens.time <= self.config.window * HOUR)
+        sees = tokens.there & (state.ask.now - tokens.time <= self.config.window * HOUR)
         x, keys, values = self._encode(new, sees[:, None], (state.keys, state.values))
-        ask, context = self._every(state.now, state.surface), state.context
-        found = self._look(ask, context[:, None], x, new, there[:, None], state.found)
+        context = state.context
+        found = self._look(state.ask, context[:, None], x, new, there[:, None], state.found)
         last = torch.where(there, x[:, 0], state.last)
-        return State(keys, values, tokens, last, context, state.now, state.surface, found)
+        return State(keys, values, tokens, last, context, state.ask, found)
 
     # ---- learning -------------------------------------------------------------------------------------------------
 
@@ -241,9 +243,6 @@ class TransAct(nn.Module):
             keys.append(k)
             values.append(v)
         return self.norm(x), tuple(keys), tuple(values)
-
-    def _every(self, now, surface):
-        return Candidates(torch.arange(self.config.items, device=now.device)[None], now[:, None], surface[:, None])
 
     def _ask(self, ask, context):
         """(B, P, H, D / H) what candidates look for."""
