@@ -33,15 +33,6 @@ def histories():
     return [rng.integers(0, ITEMS, size) for size in SIZES]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads only wait for each other over tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Recomputed:
     """The same model without a memory: it reads everything again for every slot. Only the first cut stays."""
 

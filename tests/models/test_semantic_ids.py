@@ -13,15 +13,6 @@ from spdd.models import text
 from spdd.models.semantic_ids import ids_for, kmeans, lsh, number, residual_kmeans
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On tensors this small, two threads do little but wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def heaps(count=120, heap=6, width=8, seed=0):
     """Vectors in well separated heaps, and the heap of each."""
     random = torch.Generator().manual_seed(seed)

@@ -109,9 +109,13 @@ def test_the_window_is_three_hours_between_actions():
 def test_a_pool_is_what_a_decoder_may_choose_from():
     model, requests = ranker(), people()
     pool = torch.stack([torch.randperm(150, generator=torch.Generator().manual_seed(r))[:12] for r in range(5)])
+    pool[2, 9:] = -1  # fewer candidates than slots
     requests = requests._replace(pool=pool)
     slate = spdd.Greedy(slots=10).generate(model, requests, exclude=requests.excluded(150))
-    assert all(set(items) <= set(mine) for items, mine in zip(slate.items.tolist(), pool.tolist(), strict=True))
+    assert all(set(items) <= {*mine, -1} for items, mine in zip(slate.items.tolist(), pool.tolist(), strict=True))
+    whole = spdd.Greedy(slots=10).generate(model, people(), exclude=requests.excluded(150))
+    assert torch.equal(slate.items, whole.items)  # looking at the pool alone changes no score
+    torch.testing.assert_close(slate.relevance, whole.relevance, atol=1e-4, rtol=0, equal_nan=True)
     assert people().excluded(150) is None
     unseen = spdd.Greedy(slots=10).generate(model, people(), exclude="seen").items
     assert not set(unseen[1].tolist()) & set(people().items[1].tolist())
@@ -192,7 +196,7 @@ def test_training_on_slates_is_what_decoding_does():
 
 
 def test_it_learns_what_listeners_like(tmp_path):
-    world = ListenerWorld(users=200, items=120, genres=6, seed=1)
+    world = ListenerWorld(users=120, items=120, genres=6, seed=1)
     played = world.log(sessions=6)
     log = Actions(
         played.start, played.item, 1 + played.extra["action"], played.time, np.zeros_like(played.item),
