@@ -34,7 +34,7 @@ from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_pe
 OFFSET = 8  # hours: people see clocks of China
 LAST_DAY, TEST = 1_651_248_000_000, 1_651_334_400_000  # 30 April and 1 May there
 NAMES = ("author", "tag", "tags", "upload_type", "music_type", "video_duration", "upload_date")
-CHOSEN = ("epochs", "rate", "decay", "batch", "dropout", "forget", "hide")  # on 30 April
+CHOSEN = ("epochs", "rate", "decay", "batch", "dropout", "forget", "hide", "fade", "pairs")  # on 30 April
 MATCH = (0, 1)  # author and tag
 
 
@@ -52,6 +52,8 @@ def main():
     options.add_argument("--forget", type=float, default=0.3)
     options.add_argument("--layers", type=int, default=4)
     options.add_argument("--hide", type=float, default=0.0)
+    options.add_argument("--fade", type=float, default=1.0)
+    options.add_argument("--pairs", type=float, default=0.0)
     options.add_argument("--seeds", type=int, default=1)
     options.add_argument("--slots", type=int, default=0, help="also time decoding so many slots, anew and by state")
     options.add_argument("--dev", action="store_true", help="judge on 30 April, leave the test alone")
@@ -64,7 +66,10 @@ def main():
         return prepare(*args.prepare)
     if args.best_of:
         lines = [json.loads(line) for line in args.best_of.read_text().splitlines()]
-        best = max((x for x in lines if x.get("model") == "TransAct" and x["settings"]["dev"]), key=lambda x: x["auc"])
+        best = max(
+            (x for x in lines if x.get("model") == "TransAct" and x["settings"]["dev"]),
+            key=lambda x: x["auc"] + x["auc per person"],
+        )
         vars(args).update({name: best["settings"][name] for name in CHOSEN})
     about = record.origin("transact", args)
     about["settings"] = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
@@ -218,7 +223,7 @@ def transact(split, logs, args) -> tuple[np.ndarray, TransAct]:
     config = Config(
         items=items, sizes=about.sizes, match=MATCH, actions=len(ACTION), surfaces=int(logs[0][0].surface.max()) + 1,
         stats=logs[0][0].stats.shape[1], offset=OFFSET, dropout=args.dropout, forget=args.forget, layers=args.layers,
-        hide=args.hide,
+        hide=args.hide, pairs=args.pairs,
     )  # fmt: skip
 
     def fit(seed, log, learn, check, epochs):
@@ -226,7 +231,7 @@ def transact(split, logs, args) -> tuple[np.ndarray, TransAct]:
         model = TransAct(config, about.codes).to(args.device)
         settings = train.Settings(
             epochs=epochs, batch=args.batch, rate=args.rate, decay=args.decay, optimizer="adamw", warmup=20, seed=seed,
-            patience=0,
+            patience=0, fade=args.fade,
         )  # fmt: skip
         task = Shelves(model, log, learn, check, batch=args.batch, fingerprint=split.items.fingerprint(), seed=seed)
         with tempfile.TemporaryDirectory() as folder:

@@ -50,6 +50,15 @@ def test_it_stops_when_validation_stops_improving(tmp_path):
     assert (fitted.why, fitted.epoch, fitted.epochs) == ("patience", 1, 4)
 
 
+def test_the_rate_fades_by_epochs(tmp_path):
+    """With a fade near 0, weights stay where the first epoch left them."""
+    once, faded = (Toy() for _ in range(2))
+    train.fit(once, train.Settings(epochs=1, rate=0.01), tmp_path / "once")
+    train.fit(faded, train.Settings(epochs=3, rate=0.01, fade=1e-9), tmp_path / "faded")
+    for one, other in zip(once.model.parameters(), faded.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 def test_it_stops_when_time_is_up(tmp_path):
     assert train.fit(Toy(slow=0.01), train.Settings(epochs=99, seconds=0.01), tmp_path).why == "seconds"
 
@@ -161,7 +170,7 @@ def test_bf16_learns(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch", 0), ("epochs", 1.5), ("rate", 0.0), ("clip", float("nan")), ("decay", -1), ("precision", "fp8")],
+    [("batch", 0), ("epochs", 1.5), ("rate", 0.0), ("clip", float("nan")), ("decay", -1), ("precision", "fp8"), ("fade", 0.0)],
 )
 def test_settings_are_checked(name, value):
     with pytest.raises(ValueError, match=rf"`{name}` must be .*got {value!r}"):

@@ -42,6 +42,7 @@ class Settings:
     precision:     "bf16" runs the loss under autocast
     every:         steps between checkpoints inside an epoch; 0 writes at the end of epochs only
     warmup:        steps over which the learning rate rises from 0
+    fade:          by what the learning rate is multiplied after every epoch; 1 leaves it
     seconds:       start no further epoch after so many seconds
     """
 
@@ -56,6 +57,7 @@ class Settings:
     every: int = 0
     optimizer: str = "adam"
     warmup: int = 0
+    fade: float = 1.0
     seconds: float = math.inf
 
     def __post_init__(self):
@@ -66,6 +68,8 @@ class Settings:
         for name in ("rate", "clip", "seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)!r}.")
+        if not 0 < self.fade <= 1:
+            raise ValueError(f"`fade` must be above 0 and at most 1, got {self.fade!r}.")
         if not self.decay >= 0:
             raise ValueError(f"`decay` must be at least 0, got {self.decay!r}.")
         for name, known in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
@@ -178,7 +182,7 @@ def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, bar) -> _R
             torch.manual_seed(key)  # dropout knows no generator
             with torch.autocast(place.type, torch.bfloat16, enabled=settings.precision == "bf16"):
                 loss = task.loss(batch, generator.manual_seed(key))
-            total += _step(task.model, optimizer, settings, loss, run.steps, world)
+            total += _step(task.model, optimizer, settings, loss, run.epoch, run.steps, world)
             run = run._replace(step=run.step + 1, steps=run.steps + 1)
             bar.advance()
             if settings.every and run.step % settings.every == 0:
@@ -191,7 +195,7 @@ def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, bar) -> _R
     return _finish(task, settings, optimizer, folder, rank, world, run, time.monotonic() - begun)
 
 
-def _step(model, optimizer, settings, loss: Tensor, steps: int, world: int) -> Tensor:
+def _step(model, optimizer, settings, loss: Tensor, epoch: int, steps: int, world: int) -> Tensor:
     """The loss, after one step down its gradient. Nothing here waits for a GPU."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -199,7 +203,7 @@ def _step(model, optimizer, settings, loss: Tensor, steps: int, world: int) -> T
         _average([p for p in model.parameters() if p.requires_grad], world)
     nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     for group in optimizer.param_groups:
-        group["lr"] = settings.rate * min(1.0, (steps + 1) / max(settings.warmup, 1))
+        group["lr"] = settings.rate * settings.fade**epoch * min(1.0, (steps + 1) / max(settings.warmup, 1))
     optimizer.step()
     return loss.detach().double()
 

@@ -62,6 +62,7 @@ class Config:
     offset: float = 0.0
     dropout: float = 0.1
     forget: float = 0.3  # share of items whose number is hidden in training, so that traits must do
+    pairs: float = 0.0  # weight of the loss over pairs: one person's taken item should score above one left
 
 
 class Tokens(NamedTuple):
@@ -431,21 +432,36 @@ class Shelves:
 
     def loss(self, batch: Rows, generator: torch.Generator) -> Tensor:
         inputs, label, weight = self.learn.take(batch, self.model.codes.device, generator)
-        losses = F.binary_cross_entropy_with_logits(self.model(*inputs), label.clamp_min(0), reduction="none")
-        return (losses * weight).sum() / weight.sum().clamp_min(1)
+        scores = self.model(*inputs)
+        losses = F.binary_cross_entropy_with_logits(scores, label.clamp_min(0), reduction="none")
+        loss = (losses * weight).sum() / weight.sum().clamp_min(1)
+        share = self.model.config.pairs
+        return loss + share * _over_pairs(scores, label > 0, weight) if share else loss
 
     def validate(self) -> dict[str, float]:
-        """auc, that of the mean person, and minus the log loss, on `check`."""
+        """On `check`: auc over everything and that of the mean person, their mean first, by which epochs are chosen; minus the log loss."""
         if not len(self.check.wanted):
             return {}
         scores = score(self.model, self.check)
         labels = self.check.columns["label"].cpu().numpy()[self.check.wanted]
         loss = F.binary_cross_entropy_with_logits(torch.from_numpy(scores), torch.from_numpy(labels))
+        over_all, own = auc(scores, labels), auc_per_person(scores, labels, self.people)[0]
         return {
-            "auc": auc(scores, labels),
-            "auc per person": auc_per_person(scores, labels, self.people)[0],
+            "mean auc": (over_all + own) / 2,
+            "auc": over_all,
+            "auc per person": own,
             "minus log loss": -float(loss),
         }
+
+
+def _over_pairs(scores: Tensor, taken: Tensor, weight: Tensor) -> Tensor:
+    """How surely a person's taken items score above those left: the mean of -log sigmoid over such pairs. All (B, P).
+
+    Whether a person takes much or little cancels out of a pair, so this learns what the slate's order depends on.
+    """
+    pair = (weight * taken)[:, :, None] * (weight * ~taken)[:, None]  # (B, P, P)
+    losses = F.softplus(scores[:, None] - scores[:, :, None])
+    return (losses * pair).sum() / pair.sum().clamp_min(1)
 
 
 def load(path: str | Path, fingerprint: str | None = None) -> TransAct:
