@@ -157,7 +157,7 @@ def per_slot(model, histories, slots: int = 30) -> dict:
         spent["afresh"].append(clock(model.device) - halfway)
         items = found[:, 0]
         same = again[:, 0] == items
-        worst = max(worst, float((logits - truth)[same, 0].abs().max()))
+        worst = max(float((logits - truth)[same, 0].abs().max()), worst)
         used = used.scatter(1, items[:, None], True)
         afresh = [[*row, item] for row, item in zip(afresh, items.tolist(), strict=True)]
     short = {k: [round(float(np.median(x)), 5) for x in (v[1:4], v[-3:])] for k, v in spent.items()}

@@ -182,7 +182,7 @@ def timing(model, repeats=3) -> dict:
             again = model(read)[:, -1] @ model.table.T
             spent["incremental"][repeat, slot] = between - begun
             spent["full"][repeat, slot] = _now(place) - between
-            apart = max(apart, float((cached - again).abs().max()))
+            apart = max(float((cached - again).abs().max()), apart)  # in this order, nan comes through
     medians = {name: np.median(x[1:], 0) * 1000 for name, x in spent.items()}
     record.table(
         [{"slot": k + 1, **{f"{n} ms": f"{x[k]:.2f}" for n, x in medians.items()}} for k in (0, 4, 9, 14, 19, 24, 29)]

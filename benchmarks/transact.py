@@ -268,7 +268,7 @@ def decoding(model: TransAct, log: Actions, judged: np.ndarray, args) -> list[di
             middle = clock(args)
             afresh = model.logits(model.start(placed(requests, slate, model.config.actions)))
             end = clock(args)
-            worst = max(worst, float((scores - afresh).abs().max()))
+            worst = max(float((scores - afresh).abs().max()), worst)
             used.append(scores.scatter(1, slate, -torch.inf).argmax(1))
             again = clock(args)
             state = model.advance(state, used[-1])

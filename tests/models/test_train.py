@@ -170,7 +170,15 @@ def test_bf16_learns(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch", 0), ("epochs", 1.5), ("rate", 0.0), ("clip", float("nan")), ("decay", -1), ("precision", "fp8"), ("fade", 0.0)],
+    [
+        ("batch", 0),
+        ("epochs", 1.5),
+        ("rate", 0.0),
+        ("clip", float("nan")),
+        ("decay", -1),
+        ("precision", "fp8"),
+        ("fade", 0.0),
+    ],
 )
 def test_settings_are_checked(name, value):
     with pytest.raises(ValueError, match=rf"`{name}` must be .*got {value!r}"):
