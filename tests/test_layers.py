@@ -26,7 +26,7 @@ evaluate
 report
 policy_file table
 trained
-item_columns slates
+item_columns slates domains
 terminal model_commands
 demo
 cli

@@ -64,12 +64,14 @@ class Asked(NamedTuple):
 
     user:      (U,) names
     histories: rows (a slice) -> what the model starts from
-    exclude:   rows -> (R, M) bool, or lists of item numbers: what they must not get
+    exclude:   rows -> (R, M) bool, or lists of item numbers, or "seen": what they must not get
+    later:     rows -> for each user the items taken in the held-out part, which slates are judged by
     """
 
     user: np.ndarray
     histories: Callable[[slice], Any]
     exclude: Callable[[slice], Any]
+    later: Callable[[slice], list[np.ndarray]]
 
     def first(self, users: int | None) -> Asked:
         """Only the first so many users; all of them for None."""
@@ -103,7 +105,8 @@ def by_history(split: Split, part: str) -> Asked:
     """Slates that go on where histories end, without what was seen. part: whose users, "all" for everyone with all they did"""
     before = everything(split) if part == "all" else split.history(part)
     rows = before.lists()
-    return Asked(before.user, lambda some: rows[some], lambda some: "seen")
+    later = [before.item[:0]] * len(rows) if part == "all" else getattr(split, part).lists()
+    return Asked(before.user, lambda some: rows[some], lambda some: "seen", lambda some: later[some])
 
 
 def everything(split: Split) -> Sequences:
@@ -251,8 +254,13 @@ def by_request(split: Split, part: str) -> Asked:
         np.repeat(np.arange(len(person)), count), np.concatenate([np.arange(n) for n in count] or [[]]).astype(int)
     ] = found.log.item[events]
     requests = found.log.requests(events[first], pool=pool)
-
-    return Asked(found.people[person], requests.of, lambda rows: requests.of(rows).excluded(len(split.items.id)))
+    taken = np.split(np.where(found.log.label[events] > 0, found.log.item[events], -1), first[1:])
+    return Asked(
+        found.people[person],
+        requests.of,
+        lambda rows: requests.of(rows).excluded(len(split.items.id)),
+        lambda rows: taken[rows],
+    )
 
 
 # How shelves are learnt, as in the paper: Adam with decay, large batches, six epochs.

@@ -1,0 +1,163 @@
+"""From a trained model and what users did later to a bench: a domain for sweeps, and the policy of every point in it.
+
+What is judged is what users did in a held-out part of the split. Decoders that learn from feedback (the bandits) hear of
+the validation part alone, before the first slate that is judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .data.interactions import Split
+from .decode.bandits import Bandit, gini
+from .evaluate import grid
+from .evaluate.metrics import outcome_of
+from .evaluate.sweep import Bench, Domain, Point, cut
+from .trained import Asked, Opened, open_run
+
+LESSONS = 2_560  # validation users a bandit learns from
+LESSON = 256  # slates between two of its lessons: it draws these without knowing how they go
+REWARD = (2 / 3, 1 / 3)  # Gini weights of a bandit's reward: the worse of consumption and objective counts twice
+
+
+class Batch(NamedTuple):
+    """Users asked together: what the model starts from, and what they must not get."""
+
+    histories: Any
+    exclude: Any
+
+
+def bench_of(
+    run: Path,
+    split: Split,
+    *,
+    values: np.ndarray,
+    floor: float,
+    slots: int = 10,
+    part: str = "test",
+    users: int | None = None,
+    name: str | None = None,
+    device: str | None = None,
+    beams: int | None = None,
+) -> Bench:
+    """The bench of a run folder.
+
+    values: (M,) what items give the objective.  floor: value units each slate should have
+    part:   "test" or "validation", whose events judge the slates.  users: only the first so many
+    """
+    return bench(
+        open_run(run, split, device=device, beams=beams), split, values=values, floor=floor, slots=slots, part=part,
+        users=users, name=name or run.name,
+    )  # fmt: skip
+
+
+def bench(
+    opened: Opened,
+    split: Split,
+    *,
+    values: np.ndarray,
+    floor: float,
+    slots: int = 10,
+    part: str = "test",
+    users: int | None = None,
+    name: str = "",
+) -> Bench:
+    """As `bench_of`, of a model that is open already."""
+    if part not in ("validation", "test"):
+        raise ValueError(f"`part` must be 'validation' or 'test', got {part!r}: slates are judged by what is held out.")
+    values = np.asarray(values, dtype=np.float64)
+    if values.shape != (len(split.items.id),):
+        raise ValueError(f"`values` must hold one number for each of {len(split.items.id)} items, got {values.shape}.")
+    asked = opened.asked(split, part).first(users)
+    if not len(asked.user):
+        raise ValueError(f"the {part} part has no users to judge slates by. Hold out more: `spdd data prepare --help`.")
+
+    def policy(point: Point):
+        decoder = grid.decoder_of(point, values, slots)
+        if isinstance(decoder, Bandit):
+            if part == "validation":
+                raise ValueError(f"'{point.curve}' learns from the validation part, so it cannot be judged by it.")
+            _taught(decoder, opened, opened.asked(split, "validation").first(LESSONS), values)
+        return lambda batch: decoder.generate(opened.model, batch.histories, exclude=batch.exclude)
+
+    return Bench(
+        Domain(
+            name,
+            len(asked.user),
+            lambda rows: Batch(asked.histories(rows), asked.exclude(rows)),
+            targets(asked),
+            values,
+            float(floor),
+            _digest(opened.digest, split.items.fingerprint(), part, asked.user, values),
+            slots,
+            reachable(asked, values, slots),
+            {"part": part, "items": len(values), "objective_items": int((values > 0).sum())},
+        ),
+        policy,
+    )
+
+
+def targets(asked: Asked) -> np.ndarray:
+    """(U, T) distinct items each user took later and could have been given, -1 for none."""
+    found = []
+    for rows in cut(len(asked.user), LESSON):
+        later = [np.unique(x[x >= 0]) for x in asked.later(rows)]
+        found += [x[keep] for x, keep in zip(later, _may_have(asked, rows, later), strict=True)]
+    wide = max((len(x) for x in found), default=0)
+    out = np.full((len(found), max(wide, 1)), -1)
+    for row, items in zip(out, found, strict=True):
+        row[: len(items)] = items
+    return out
+
+
+def reachable(asked: Asked, values: np.ndarray, slots: int) -> np.ndarray:
+    """(U,) the most value a slate could hold, of items the user may have."""
+    order = np.argsort(-values, kind="stable")
+    found = []
+    for rows in cut(len(asked.user), LESSON):
+        exclude, histories = asked.exclude(rows), asked.histories(rows)
+        if isinstance(exclude, str):  # few items are seen, so the best that is left stands near the top
+            longest = max((len(h) for h in histories), default=0)
+            top = [order[: slots + longest]] * len(histories)
+        else:
+            top = [order] * len(exclude)
+        kept = _may_have(asked, rows, top)
+        found += [values[items[keep][:slots]].sum() for items, keep in zip(top, kept, strict=True)]
+    return np.array(found)
+
+
+def _may_have(asked: Asked, rows: slice, items: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """For each user of `rows`, which of these items a slate may hold."""
+    exclude = asked.exclude(rows)
+    if isinstance(exclude, str):
+        return (~np.isin(own, seen) for own, seen in zip(items, asked.histories(rows), strict=True))
+    if getattr(exclude, "dtype", None) is not None:
+        barred = np.asarray(exclude.cpu() if hasattr(exclude, "cpu") else exclude, dtype=bool)
+        return (~row[own] for own, row in zip(items, barred, strict=True))
+    return (~np.isin(own, list(row)) for own, row in zip(items, exclude, strict=True))
+
+
+def _taught(decoder: Bandit, opened: Opened, asked: Asked, values: np.ndarray) -> None:
+    """Let a bandit serve validation users, and tell it after each batch how their slates went."""
+    later = targets(asked)
+    for rows in cut(len(asked.user), LESSON):
+        slate = decoder.generate(opened.model, asked.histories(rows), exclude=asked.exclude(rows))
+        items = np.asarray(slate.items.cpu() if hasattr(slate.items, "cpu") else slate.items)
+        seen = outcome_of(items, later[rows], values)
+        wanted = (later[rows] >= 0).sum(1).clip(1, items.shape[1])
+        consumed = seen.hit.sum(1) / wanted
+        share = seen.value.mean(1) / max(values.max(), 1e-12)
+        decoder.learn(slate, gini([consumed, share], list(REWARD)).numpy())
+
+
+def _digest(*said: Any) -> str:
+    """16 hex digits that name all of it."""
+    found = hashlib.sha256()
+    for x in said:
+        found.update(x.tobytes() if isinstance(x, np.ndarray) and x.dtype != object else repr(x).encode())
+    return found.hexdigest()[:16]
