@@ -8,7 +8,6 @@ from spdd.domains import bench, targets
 from spdd.evaluate import grid
 from spdd.evaluate.sweep import Point, sweep
 from spdd.trained import Asked, Opened, by_history
-
 from test_slates import ITEMS, USERS, model, split  # noqa: F401
 
 VALUES = (np.arange(ITEMS) % 5 == 0).astype(float)
