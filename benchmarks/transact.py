@@ -6,18 +6,19 @@ far, items' rates on earlier days of the train part. Logistic regression gets th
 actions, the latter as counts and rates, all numbers also cut into parts so that it need not be linear in them.
 
     python benchmarks/transact.py --prepare FOLDER kuairand.npz       # needs polars; the rest needs torch and numpy
-    python benchmarks/transact.py --data kuairand.npz --dev --only transact --rate 0.004 --out dev.jsonl    # as many as wanted
-    python benchmarks/transact.py --data kuairand.npz --best-of dev.jsonl --slots 30 --out results.jsonl
+    python benchmarks/transact.py --data kuairand.npz --seconds 90 --keep run --out results.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -28,14 +29,26 @@ from spdd.data import prepared
 from spdd.data.shown import ACTION, LABELS
 from spdd.models import train
 from spdd.models.actions import HOUR, Actions, first_of_tie, traits
-from spdd.models.shelf_log import shelf_log, with_rates
+from spdd.models.shelf_log import rates, shelf_log, with_rates
 from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, score
+from spdd.trained import TRAITS
 
 OFFSET = 8  # hours: people see clocks of China
 LAST_DAY, TEST = 1_651_248_000_000, 1_651_334_400_000  # 30 April and 1 May there
-NAMES = ("author", "tag", "tags", "upload_type", "music_type", "video_duration", "upload_date")
-CHOSEN = ("epochs", "rate", "decay", "batch", "dropout", "forget", "hide", "fade", "pairs")  # on 30 April
-MATCH = (0, 1)  # author and tag
+MATCH = tuple(TRAITS.index(name) for name in ("author", "tag"))
+# As in the paper: Adam, batches of 2048, six epochs. The rest it leaves open; what differs from these is tried out.
+PAPER = train.Settings(epochs=6, batch=2048, rate=2e-3, warmup=20, patience=0)
+DECAY = {"optimizer": "adamw", "decay": 1e-2}
+GRID = {
+    "paper": {},
+    "decay": {**DECAY, "dropout": 0.2, "forget": 0.3},
+    "pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "pairs": 1.0},
+    "faster": {**DECAY, "dropout": 0.2, "forget": 0.3, "rate": 4e-3, "fade": 0.7},
+    "smaller batches": {**DECAY, "dropout": 0.2, "forget": 0.3, "batch": 512, "fade": 0.7},
+    "smaller batches, pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "batch": 512, "fade": 0.7, "pairs": 1.0},
+    "faster, pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "rate": 4e-3, "fade": 0.7, "pairs": 1.0},
+    "much hidden": {**DECAY, "dropout": 0.3, "forget": 0.6, "batch": 512, "fade": 0.7, "pairs": 1.0},
+}
 
 
 def main():
@@ -44,59 +57,61 @@ def main():
     options.add_argument("--data", type=pathlib.Path)
     options.add_argument("--label", choices=LABELS, default=LABELS[0])
     options.add_argument("--share", type=float, default=1.0, help="of the people, for a quick look")
-    options.add_argument("--epochs", type=int, default=6)
-    options.add_argument("--rate", type=float, default=2e-3)
-    options.add_argument("--decay", type=float, default=1e-2)
-    options.add_argument("--batch", type=int, default=2048)
-    options.add_argument("--dropout", type=float, default=0.2)
-    options.add_argument("--forget", type=float, default=0.3)
-    options.add_argument("--layers", type=int, default=4)
-    options.add_argument("--hide", type=float, default=0.0)
-    options.add_argument("--fade", type=float, default=1.0)
-    options.add_argument("--pairs", type=float, default=0.0)
-    options.add_argument("--seeds", type=int, default=1)
-    options.add_argument("--slots", type=int, default=0, help="also time decoding so many slots, anew and by state")
-    options.add_argument("--dev", action="store_true", help="judge on 30 April, leave the test alone")
-    options.add_argument("--best-of", type=pathlib.Path, help="results of --dev; the settings of the best are taken")
-    options.add_argument("--only", choices=("baselines", "transact"))
+    options.add_argument("--config", action="append", choices=tuple(GRID), help="try these alone; all when left out")
+    options.add_argument("--seconds", type=float, default=90, help="try no further settings after so many")
+    options.add_argument("--epochs", type=int, help="at most so many, for a quick look")
+    options.add_argument("--seeds", type=int, default=1, help="how many models the chosen settings get")
+    options.add_argument("--slots", type=int, default=30, help="time decoding so many slots, anew and by state")
+    options.add_argument("--keep", type=pathlib.Path, help="run folder for the chosen model, as `spdd slate` opens it")
+    options.add_argument("--device", help="cpu or cuda; what there is when left out")
     options.add_argument("--commit", help="of the code, where no git can tell")
     args = options.parse_args()
-    args.device = str(train.device())
     if args.prepare:
         return prepare(*args.prepare)
-    if args.best_of:
-        lines = [json.loads(line) for line in args.best_of.read_text().splitlines()]
-        best = max(
-            (x for x in lines if x.get("model") == "TransAct" and x["settings"]["dev"]),
-            key=lambda x: x["auc"] + x["auc per person"],
-        )
-        vars(args).update({name: best["settings"][name] for name in CHOSEN})
-    about = record.origin("transact", args)
-    about["settings"] = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
-    about["commit"] = args.commit or about["commit"]
+    if not args.data:
+        options.error("--data is missing: name what --prepare wrote")
+    place = train.device(args.device)
+    about = origin(args, place)
     split = prepared.load(args.data)
     log, _, part, labels = shelf_log(
         split, [args.label, *(x for x in LABELS if x != args.label)], some_of(split, args.share)
     )
-    learn, check, test = (np.flatnonzero((part == p) & (log.label >= 0)) for p in range(3))
+    learn, check, judged = (np.flatnonzero((part == p) & (log.label >= 0)) for p in range(3))
     both = np.sort(np.append(learn, check))
-    judged, known = (check, learn) if args.dev else (test, both)
-    # What is known when everything is chosen, and what is known at the end.
-    logs = [(with_rates(log, labels, learn, OFFSET), learn, check)]
-    logs += [] if args.dev else [(with_rates(log, labels, both, OFFSET), both, test)]
-    print(
-        f"{len(log.start) - 1} people, {len(learn)} + {len(check)} to learn from, {len(judged)} to judge by",
-        file=sys.stderr,
+    tell(
+        f"{len(log.start) - 1} people, {len(both)} to learn from, {len(check)} of them to choose by, {len(judged)} to judge by"
     )
-    scores, config, timings = {}, {}, []
-    if args.only != "transact":
-        scores["popularity"] = popularity(log, known, judged)
-        scores["logistic regression"] = regression(split, logs, args)
-    if args.only != "baselines":
-        scores["TransAct"], model = transact(split, logs, args)
-        config = asdict(model.config)
-        timings = decoding(model, log, judged, args) if args.slots else []
-    record.write({**about, "config": config}, report(scores, log, judged, args.seed) + timings, args.out)
+    # What is known when everything is chosen, and what is known at the end.
+    early = with_rates(log, labels, learn, OFFSET), learn, check
+    late = with_rates(log, labels, both, OFFSET), both, judged
+    scores = {
+        "popularity": popularity(log, both, judged),
+        "logistic regression": regression(split, early, late, args.seed, place),
+    }
+    results, name, epochs = chosen(split, early, args, place)
+    about["chosen"] = name
+    now = rates(log, labels, both, len(split.items.id))
+    for seed in range(args.seed, args.seed + args.seeds):
+        keep = args.keep if seed == args.seed else None
+        model, _ = fit(split, *late[:2], judged[:0], GRID[name], epochs, seed, place, now=now, keep=keep)
+        scores["TransAct" if seed == args.seed else f"TransAct, seed {seed}"] = score(
+            model, Log(late[0], judged, model.config)
+        )
+    results += report(scores, log, judged, args.seed)
+    if args.slots:
+        results.append(decoding(model, log, judged, args.slots, args.seed))
+    record.write({**about, "config": dataclasses.asdict(model.config)}, results, args.out)
+
+
+def origin(args: argparse.Namespace, place: torch.device) -> dict:
+    about = record.origin("transact", args)
+    about["settings"] = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
+    about["settings"]["device"] = place.type
+    return about | {"commit": args.commit or about["commit"]}
+
+
+def tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 # ---- data -------------------------------------------------------------------------------------------------------
@@ -131,33 +146,33 @@ def popularity(log, learn, judged) -> np.ndarray:
     return ((taken + 10 * mean) / (shown + 10))[log.item[judged] + 1]
 
 
-def regression(split, logs, args) -> np.ndarray:
+def regression(split, early, late, seed, place) -> np.ndarray:
     """Logistic regression; weight decay and number of epochs are chosen on 30 April."""
-    log, learn, check = logs[0]
+    log, learn, check = early
     inputs, best = features(split, log, learn), (-np.inf, 0.0, 0)
     for decay in (1e-4, 1e-3, 1e-2):
-        for epoch, scores in enumerate(fitted(*inputs, log, learn, check, decay, 10, args)):
-            best = max(best, (auc(scores, log.label[check]), decay, epoch))
-    print(f"logistic regression on 30 April: auc {best[0]:.4f}, decay {best[1]:g}, epoch {best[2]}", file=sys.stderr)
-    log, learn, judged = logs[-1]
-    *_, scores = fitted(*features(split, log, learn), log, learn, judged, best[1], best[2] + 1, args)
+        for epoch, scores in enumerate(fitted(*inputs, log, learn, check, decay, 10, seed, place)):
+            best = max(best, (quality(scores, log, check)["mean auc"], decay, epoch))
+    tell(f"logistic regression on 30 April: mean auc {best[0]:.4f}, decay {best[1]:g}, epoch {best[2]}")
+    log, learn, judged = late
+    *_, scores = fitted(*features(split, log, learn), log, learn, judged, best[1], best[2] + 1, seed, place)
     return scores
 
 
-def fitted(codes, size, numbers, log, learn, judged, decay, epochs, args):
+def fitted(codes, size, numbers, log, learn, judged, decay, epochs, seed, place):
     """Scores of `judged` after each epoch."""
-    generator = torch.Generator().manual_seed(args.seed)
+    generator = torch.Generator().manual_seed(seed)
     table = torch.nn.EmbeddingBag(size, 1, mode="sum")
     linear = torch.nn.Linear(numbers.shape[1], 1)
     torch.nn.init.zeros_(table.weight)
     torch.nn.init.zeros_(linear.weight)
-    model = torch.nn.ModuleList([table, linear]).to(args.device)
-    codes, numbers = (torch.from_numpy(x).to(args.device) for x in (codes, numbers))
-    label = torch.from_numpy((log.label > 0).astype(np.float32)).to(args.device)
-    learn, judged = (torch.from_numpy(x).to(args.device) for x in (learn, judged))
+    model = torch.nn.ModuleList([table, linear]).to(place)
+    codes, numbers = (torch.from_numpy(x).to(place) for x in (codes, numbers))
+    label = torch.from_numpy((log.label > 0).astype(np.float32)).to(place)
+    learn, judged = (torch.from_numpy(x).to(place) for x in (learn, judged))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=decay / 5e-3)
     for _ in range(epochs):
-        for batch in learn[torch.randperm(len(learn), generator=generator).to(args.device)].split(1024):
+        for batch in learn[torch.randperm(len(learn), generator=generator).to(place)].split(1024):
             loss = F.binary_cross_entropy_with_logits(
                 (table(codes[batch]) + linear(numbers[batch]))[:, 0], label[batch]
             )
@@ -170,7 +185,7 @@ def fitted(codes, size, numbers, log, learn, judged, decay, epochs, args):
 
 def features(split, log: Actions, learn) -> tuple[np.ndarray, int, np.ndarray]:
     """(E, F) codes of one table of so many, and (E, G) numbers, of every event of a log."""
-    about = traits(split.items.attributes, NAMES)
+    about = traits(split.items.attributes, TRAITS)
     codes = np.concatenate([about.codes, np.zeros((1, len(about.sizes)), np.int64)])[log.item]
     hours = log.time // HOUR + OFFSET
     columns = [log.item + 1, *codes.T, log.surface.astype(np.int64), hours % 24, hours // 24 % 7]
@@ -216,73 +231,82 @@ def so_far(row, key, what, first) -> np.ndarray:
 # ---- the model --------------------------------------------------------------------------------------------------
 
 
-def transact(split, logs, args) -> tuple[np.ndarray, TransAct]:
-    """The mean log-odds of `args.seeds` models, each learnt anew on all train days for as long as was best; the last."""
-    about = traits(split.items.attributes, NAMES, least=2)
-    items = len(split.items.id)
+def chosen(split, early, args, place) -> tuple[list[dict], str, int]:
+    """How each of the grid's settings does on 30 April, the best one's name, and for how many epochs it was."""
+    found, begun = [], time.monotonic()
+    for name in args.config or GRID:
+        if found and time.monotonic() - begun > args.seconds:
+            break
+        since = time.monotonic()
+        settings = GRID[name] if args.epochs is None else {**GRID[name], "epochs": args.epochs}
+        _, done = fit(split, *early, settings, None, args.seed, place)
+        found.append({"settings on 30 April": name, **GRID[name], **done.best, "best epoch": done.epoch,
+                      "seconds": round(time.monotonic() - since, 1)})  # fmt: skip
+        tell(json.dumps(found[-1]))
+    best = max(found, key=lambda one: one["mean auc"])
+    return found, best["settings on 30 April"], best["best epoch"] + 1
+
+
+def fit(split, log, learn, check, said, epochs, seed, place, *, now=None, keep=None) -> tuple[TransAct, train.Fitted]:
+    """A model learnt from `learn`. said: what differs from the paper's settings.  now: what is known of items, for decoding"""
+    about = traits(split.items.attributes, TRAITS, least=2)
+    of_model = {name: said[name] for name in ("dropout", "forget", "pairs") if name in said}
+    rest = {name: value for name, value in said.items() if name not in of_model}
+    settings = dataclasses.replace(PAPER, **rest, seed=seed)
+    settings = settings if epochs is None else dataclasses.replace(settings, epochs=epochs)
     config = Config(
-        items=items, sizes=about.sizes, match=MATCH, actions=len(ACTION), surfaces=int(logs[0][0].surface.max()) + 1,
-        stats=logs[0][0].stats.shape[1], offset=OFFSET, dropout=args.dropout, forget=args.forget, layers=args.layers,
-        hide=args.hide, pairs=args.pairs,
+        items=len(split.items.id), sizes=about.sizes, match=MATCH, actions=len(ACTION), surfaces=int(log.surface.max()) + 1,
+        stats=log.stats.shape[1], offset=OFFSET, **of_model,
     )  # fmt: skip
-
-    def fit(seed, log, learn, check, epochs):
-        torch.manual_seed(seed)
-        model = TransAct(config, about.codes).to(args.device)
-        settings = train.Settings(
-            epochs=epochs, batch=args.batch, rate=args.rate, decay=args.decay, optimizer="adamw", warmup=20, seed=seed,
-            patience=0, fade=args.fade,
-        )  # fmt: skip
-        task = Shelves(model, log, learn, check, batch=args.batch, fingerprint=split.items.fingerprint(), seed=seed)
-        with tempfile.TemporaryDirectory() as folder:
-            begun = time.monotonic()
-            done = train.fit(task, settings, folder, progress=False)
-            for line in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines():
-                print(line, file=sys.stderr)
-        print(f"{time.monotonic() - begun:.1f} s, best epoch {done.epoch}", file=sys.stderr)
-        return model, done
-
-    total = np.zeros(len(logs[-1][2]))
-    for seed in range(args.seed, args.seed + args.seeds):
-        model, done = fit(seed, *logs[0], args.epochs)
-        if not args.dev:
-            model, _ = fit(seed, *logs[1][:2], np.zeros(0, np.int64), done.epoch + 1)
-        total += score(model, Log(logs[-1][0], logs[-1][2], config))
-    return total / args.seeds, model
+    torch.manual_seed(seed)
+    model = TransAct(config, about.codes, now).to(place)
+    task = Shelves(model, log, learn, check, batch=settings.batch, fingerprint=split.items.fingerprint(), seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        done = train.fit(task, settings, folder, progress=False)
+        if keep:
+            keep.mkdir(parents=True, exist_ok=True)
+            for file in ("best.pt", "metrics.jsonl"):
+                shutil.copy(pathlib.Path(folder, file), keep / file)
+    return model, done
 
 
-def decoding(model: TransAct, log: Actions, judged: np.ndarray, args) -> list[dict]:
+@torch.no_grad()
+def decoding(model: TransAct, log: Actions, judged: np.ndarray, slots: int, seed: int) -> dict:
     """Milliseconds per slot for 16 people and all items: from the state, and anew from all actions and shelves so far.
 
-    The same slates are decoded both ways; the largest difference of scores is reported. The median of five runs.
+    Both ways choose for themselves; the largest difference of scores and the share of equal choices are reported, of
+    times the median of five runs.
     """
-    asked = np.sort(np.random.default_rng(args.seed).choice(judged, 16, replace=False))
-    requests = log.requests(asked).to(args.device)
-    runs, worst = [], 0.0
+    place = model.codes.device
+    asked = np.sort(np.random.default_rng(seed).choice(judged, min(16, len(judged)), replace=False))
+    requests = log.requests(asked).to(place)
+    runs, worst, same = [], 0.0, []
     for _ in range(5):
-        state, used, run = model.start(requests), [], []
-        for _ in range(args.slots):
-            slate = torch.stack(used, 1) if used else requests.items[:, :0]
-            begun = clock(args)
+        state, slate, run = model.start(requests), requests.items[:, :0], []
+        for _ in range(slots):
+            begun = clock(place)
             scores = model.logits(state)
-            middle = clock(args)
+            middle = clock(place)
             afresh = model.logits(model.start(placed(requests, slate, model.config.actions)))
-            end = clock(args)
-            worst = max(float((scores - afresh).abs().max()), worst)
-            used.append(scores.scatter(1, slate, -torch.inf).argmax(1))
-            again = clock(args)
-            state = model.advance(state, used[-1])
-            run.append((middle - begun + clock(args) - again, end - middle))
+            end = clock(place)
+            worst = max(float((scores - afresh).abs().max()), worst)  # in this order, nan comes through
+            choice, other = (x.scatter(1, slate, -torch.inf).argmax(1) for x in (scores, afresh))
+            same.append(float((choice == other).double().mean()))
+            again = clock(place)
+            state = model.advance(state, choice)
+            run.append((middle - begun + clock(place) - again, end - middle))
+            slate = torch.cat([slate, choice[:, None]], 1)
         runs.append(run)
     took = 1000 * np.median(runs, 0)  # (K, 2)
-    shown = sorted({1, 2, 10, 20, args.slots} & set(range(1, args.slots + 1)))
+    shown = sorted({1, 2, 10, 20, slots} & set(range(1, slots + 1)))
     record.table([
         {"slot": k, "ms from state": f"{took[k - 1, 0]:.2f}", "ms anew": f"{took[k - 1, 1]:.2f}"} for k in shown
     ])  # fmt: skip
-    print(f"largest difference of scores: {worst:.2g}")
-    return [
-        {"slots": args.slots, "ms from state": took[:, 0].tolist(), "ms anew": took[:, 1].tolist(), "difference": worst}
-    ]
+    print(f"largest difference of scores: {worst:.2g}; equal choices: {np.mean(same):.2%}")
+    return {
+        "timing": slots, "rows": len(asked), "ms from state": took[:, 0].tolist(), "ms anew": took[:, 1].tolist(),
+        "difference": worst, "equal choices": float(np.mean(same)),
+    }  # fmt: skip
 
 
 def placed(requests, slate, kind):
@@ -293,13 +317,20 @@ def placed(requests, slate, kind):
     return requests._replace(**dict(zip(requests._fields, past, strict=False)))
 
 
-def clock(args) -> float:
-    if args.device.startswith("cuda"):
-        torch.cuda.synchronize()
+def clock(place: torch.device) -> float:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
     return time.perf_counter()
 
 
 # ---- judging ----------------------------------------------------------------------------------------------------
+
+
+def quality(scores, log: Actions, judged) -> dict[str, float]:
+    """What settings are chosen by."""
+    over_all = auc(scores, log.label[judged])
+    own = auc_per_person(scores, log.label[judged], log.rows()[judged])[0]
+    return {"mean auc": (over_all + own) / 2, "auc": over_all, "auc per person": own}
 
 
 def report(scores: dict[str, np.ndarray], log: Actions, judged: np.ndarray, seed: int) -> list[dict]:
