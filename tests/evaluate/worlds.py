@@ -16,16 +16,21 @@ from spdd.evaluate.sweep import Bench, Domain, Point, sweep
 USERS, ITEMS, SLOTS = 40, 80, 5
 
 
-def scores():
-    """(U, M), what was consumed later (U, 6), and who has value (M,)."""
+def scores(seed=0):
+    """(U, M), what was consumed later (U, 6), and who has value (M,). seed: another number, other users"""
     random = np.random.default_rng(0)
     liking = random.standard_normal((USERS, ITEMS))
     later = np.argsort(-(liking + random.gumbel(size=liking.shape)), 1)[:, :6]
-    return torch.from_numpy(liking), later, (random.random(ITEMS) < 0.2).astype(float)
+    value = (random.random(ITEMS) < 0.2).astype(float)
+    if seed:
+        random = np.random.default_rng(seed)
+        liking = random.standard_normal((USERS, ITEMS))
+        later = np.argsort(-(liking + random.gumbel(size=liking.shape)), 1)[:, :6]
+    return torch.from_numpy(liking), later, value
 
 
-def bench(floor=2.0):
-    liking, later, value = scores()
+def bench(floor=2.0, seed=0):
+    liking, later, value = scores(seed)
     # What was placed drags the scores a little, so that order matters.
     drag = torch.randn(ITEMS, ITEMS, generator=torch.Generator().manual_seed(1)).double() / 5
 
@@ -46,7 +51,7 @@ def bench(floor=2.0):
             decoder.learn(slate, np.linspace(0, 1, 30))
         return lambda rows: decoder.generate(Model(), rows)
 
-    return Bench(Domain("small", USERS, lambda rows: rows, later, value, floor, "d1", SLOTS), policy)
+    return Bench(Domain("small", USERS, lambda rows: rows, later, value, floor, f"d{1 + seed}", SLOTS), policy)
 
 
 def slow(log, pause):

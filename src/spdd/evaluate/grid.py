@@ -49,14 +49,14 @@ def points(
 ) -> list[Point]:
     """The points of the full comparison. floor: value units that every slate should have.  seeds: of what draws"""
     found = [Point("greedy", {}, "greedy")]
-    found += [_target("must-fill", a, slots, "must-fill") for a in asked]
-    found += [_weighed("WA", p, "wa") for p in prices]
-    found += [_weighed("WA on probabilities", p, "wa", scale="probability") for p in CHANCES]
-    found += [_weighed("EPR", p, "epr") for p in prices]
-    found += [_target("SPDD as printed", a, slots, "spdd", **PRINTED) for a in asked]
-    found += [_target("SPDD as printed, relative", a, slots, "spdd", **{**PRINTED, "scale": "relative"}) for a in asked]
-    found += [_target("SPDD by default", a, slots, "spdd") for a in asked]
-    found += [_target("SPDD over traffic", a, slots, "spdd", per="traffic") for a in asked]
+    found += [aimed("must-fill", a, slots, "must-fill") for a in asked]
+    found += [weighed("WA", p, "wa") for p in prices]
+    found += [weighed("WA on probabilities", p, "wa", scale="probability") for p in CHANCES]
+    found += [weighed("EPR", p, "epr") for p in prices]
+    found += [aimed("SPDD as printed", a, slots, "spdd", **PRINTED) for a in asked]
+    found += [aimed("SPDD as printed, relative", a, slots, "spdd", **{**PRINTED, "scale": "relative"}) for a in asked]
+    found += [aimed("SPDD by default", a, slots, "spdd") for a in asked]
+    found += [aimed("SPDD over traffic", a, slots, "spdd", per="traffic") for a in asked]
     found += priced(floor, prices=prices)
     return found + bandits(seeds)
 
@@ -80,7 +80,7 @@ def rates(
     for speed in speeds:
         for name, scale in (("relative", "relative"), ("logit", "logit")):
             settings = {"scale": scale, "start": 1.0, "rate": speed, "guard": False}
-            found += [_target(f"rate {speed:g}, {name}", a, slots, "spdd", **settings) for a in asked]
+            found += [aimed(f"rate {speed:g}, {name}", a, slots, "spdd", **settings) for a in asked]
     return found
 
 
@@ -105,9 +105,9 @@ def decoder_of(point: Point, value: Any, slots: int, name: str = "objective") ->
     return DECODERS[point.decoder](objectives=[objective], slots=slots, **point.settings)
 
 
-def _target(curve: str, asked: float, slots: int, decoder: str, per: str = "slate", **settings: Any) -> Point:
+def aimed(curve: str, asked: float, slots: int, decoder: str, per: str = "slate", **settings: Any) -> Point:
     return Point(curve, {"asked": asked}, decoder, settings, {"at_least": asked * slots, "per": per})
 
 
-def _weighed(curve: str, price: float, decoder: str, **settings: Any) -> Point:
+def weighed(curve: str, price: float, decoder: str, **settings: Any) -> Point:
     return Point(curve, {"price": price}, decoder, {"weight": price / (1 + price), **settings})
