@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 import spdd
+from spdd.report import colophon
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -149,10 +149,8 @@ def commit() -> str:
 
 def machine() -> str:
     """Platform, processor and cores: 'Linux x86_64, <processor>, 2 cores'; the GPU where there is one."""
-    parts = [f"{platform.system()} {platform.machine()}", _processor(), f"{os.cpu_count()} cores"]
-    if torch.cuda.is_available():
-        parts.append(torch.cuda.get_device_name())
-    return ", ".join(x for x in parts if x)
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join([colophon.machine(), *gpu])
 
 
 def slug() -> str:
@@ -160,11 +158,3 @@ def slug() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name().lower().replace(" ", "-")
     return f"cpu-{os.cpu_count()}core"
-
-
-def _processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -6,6 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
+# Read once: it can only be read by setting it, which other threads would notice.
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
+
 
 def write_atomically(path: str | Path, text: str) -> None:
     """Replace `path` by `text` in one step: written beside it first, then renamed over it."""
@@ -16,6 +20,7 @@ def write_atomically(path: str | Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_UMASK)  # as `open` would have made it: temporary files are their owner's alone
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
