@@ -26,8 +26,9 @@ evaluate
 report
 policy_file table
 trained
-item_columns slates domains
-terminal model_commands
+item_columns slates domains policy_text
+wish
+terminal model_commands evaluate_commands
 demo
 cli
 """

@@ -27,7 +27,7 @@ from ..decode.weighted import EPR, WA
 from ..objective import Objective
 from .sweep import Point
 
-ASKED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+ASKED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 PRICES = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.35, 1.8, 2.4, 3.2, 4.3, 6.0, 9.0)
 CHANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)  # prices where relevance is a probability
 SQUEEZED = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
@@ -45,9 +45,15 @@ DECODERS: dict[str, Callable[..., Decoder]] = {
 
 
 def points(
-    floor: float, slots: int = 10, *, seeds: Sequence[int] = (0,), asked: Sequence[float] = ASKED, prices=PRICES
-) -> list[Point]:
-    """The points of the full comparison. floor: value units that every slate should have.  seeds: of what draws"""
+    floor: float, slots: int = 10, *, seeds: Sequence[int] = (0,), unit: float = 1.0, asked: Sequence[float] = ASKED,
+    prices: Sequence[float] = PRICES,
+) -> list[Point]:  # fmt: skip
+    """The points of the full comparison.
+
+    floor: value units that every slate should have.  seeds: of what draws.  unit: the largest value of an item
+    asked: shares of what a slate of such items would hold
+    """
+    asked = [a * unit for a in asked]
     found = [Point("greedy", {}, "greedy")]
     found += [aimed("must-fill", a, slots, "must-fill") for a in asked]
     found += [weighed("WA", p, "wa") for p in prices]
@@ -73,14 +79,14 @@ def priced(floor: float, rates: Sequence[float] = (0.0, 0.1), prices: Sequence[f
 
 
 def rates(
-    slots: int = 10, *, asked: Sequence[float] = ASKED, speeds: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
-) -> list[Point]:
+    slots: int = 10, *, unit: float = 1.0, asked: Sequence[float] = ASKED, speeds: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
+) -> list[Point]:  # fmt: skip
     """Slow and fast prices, unguarded (the paper's figure 5): on the printed scale that works, and on ours."""
     found = []
     for speed in speeds:
         for name, scale in (("relative", "relative"), ("logit", "logit")):
             settings = {"scale": scale, "start": 1.0, "rate": speed, "guard": False}
-            found += [aimed(f"rate {speed:g}, {name}", a, slots, "spdd", **settings) for a in asked]
+            found += [aimed(f"rate {speed:g}, {name}", a * unit, slots, "spdd", **settings) for a in asked]
     return found
 
 
