@@ -204,7 +204,8 @@ def repeat(
     table = np.array(found)  # (runs, estimates, 6)
     means, spread = table.mean(0), table[:, :, 5].std(0, ddof=1)
     rates = tuple(
-        Rates(*name, *(float(x) for x in row[:5]), float(s)) for name, row, s in zip(named, means, spread, strict=True)
+        Rates(arm, metric, *map(float, row))
+        for (arm, metric), row in zip(named, np.column_stack([means[:, :5], spread]), strict=True)
     )
     p = np.array(ratios)
     count = len(arm)
