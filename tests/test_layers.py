@@ -26,9 +26,9 @@ evaluate
 report
 policy_file table
 trained
-item_columns slates domains policy_text
+item_columns slates domains policy_text experiments
 wish
-terminal model_commands evaluate_commands
+terminal model_commands evaluate_commands experiment_commands
 demo
 cli
 """

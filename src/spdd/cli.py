@@ -1,4 +1,4 @@
-"""The command line: `spdd rerank | data | train | slate | evaluate | tune | schema | demo`. Thin: words in, one call, words out.
+"""The command line: `spdd rerank | data | train | slate | evaluate | tune | experiment | ...`. Thin: words in, one call, words out.
 
 Heavy packages are imported inside the commands, so that help is there at once. A complaint is one plain line on
 stderr and exit code 2; `--debug` shows where it came from.
@@ -19,7 +19,7 @@ import typer
 
 import spdd
 
-from . import evaluate_commands, model_commands
+from . import evaluate_commands, experiment_commands, model_commands
 from .terminal import Debug, Quiet, bar, check_apart, in_words, print_page, summary_page
 
 app = typer.Typer(
@@ -117,6 +117,7 @@ app.command()(model_commands.train)
 app.command()(model_commands.slate)
 app.command()(evaluate_commands.evaluate)
 app.command()(evaluate_commands.tune)
+app.add_typer(experiment_commands.experiment, name="experiment")
 
 
 @app.command()

@@ -172,7 +172,8 @@ def plan(
         if not aggregates.mean(metric.top) or not aggregates.var(metric.top):
             found.append(Plan(metric.name, users, math.nan, lift, 0))
             continue
-        of_two = {"alpha": alpha / comparisons, "power": power}
+        # By the normal distribution: with many users scipy's noncentral t is not a number, and theirs is the same.
+        of_two = {"alpha": alpha / comparisons, "power": power, "use_t": False}
         least = _tea(metric, n_obs=round(users * 2 / arms), **of_two).solve_power_from_aggregates(aggregates)
         needed = _tea(metric, rel_effect_size=lift, **of_two).solve_power_from_aggregates(aggregates, "n_obs")
         # The sign of a lift is all the same here: a test has two sides.
@@ -368,9 +369,8 @@ def _aggregates(columns: Mapping[str, np.ndarray], metric: Metric, rows: np.ndar
 
 def _tea(metric: Metric, **settings: Any) -> Any:
     """The metric as tea-tasting knows it."""
-    return _tea_tasting().RatioOfMeans(
-        metric.top, metric.bottom, metric.top_before, metric.bottom_before, use_t=True, equal_var=False, **settings
-    )
+    how = {"use_t": True, "equal_var": False} | settings
+    return _tea_tasting().RatioOfMeans(metric.top, metric.bottom, metric.top_before, metric.bottom_before, **how)
 
 
 def _tea_tasting() -> Any:
