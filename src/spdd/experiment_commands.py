@@ -161,19 +161,20 @@ def experiment_screen(result: Experiment, seconds: float, written: list[Path]) -
         lines.append("A/A: every arm has the control's policy; whatever is found is an error")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("arm", "metric"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     truth = ["truth"] if result.truth else []
-    for heading in ("control", "level", "lift", f"{1 - seen.alpha:.0%} interval", *truth, "adj. p", "could find"):
-        table.add_column(heading, justify="right")
+    for heading in ("control", "level", "lift", f"{1 - seen.alpha:.0%} interval", *truth, "adj. p", "could\nfind"):
+        table.add_column(heading, justify="right", no_wrap=True)
     able = {p.metric: p.found for p in result.plan}
     for e in seen.estimates:
-        told = [f"{result.truth[e.arm, e.metric].lift:+.1%}"] if truth else []
+        told = [_change(result.truth[e.arm, e.metric].lift)] if truth else []
         table.add_row(
-            Text(e.arm), Text(e.metric), f"{e.control:.4g}", f"{e.level:.4g}", f"{e.lift.value:+.1%}", _span(e.lift), *told,
-            "-" if e.adjusted != e.adjusted else f"{e.adjusted:.3f}", f"{able[e.metric]:.1%}" if e.metric in able else "",
+            Text(e.arm), Text(e.metric), f"{e.control:.4g}", f"{e.level:.4g}", _change(e.lift.value), _span(e.lift), *told,
+            "-" if e.adjusted != e.adjusted else f"{e.adjusted:.3f}", _change(able[e.metric])[1:] if e.metric in able else "",
             style="bold" if e.adjusted < seen.alpha else None,
         )  # fmt: skip
-    end = [f"bold: found after {CORRECTIONS[seen.correction].split(':')[0]}" if seen.correction != "none" else "bold: p below alpha, no correction"]  # fmt: skip
+    told = CORRECTIONS[seen.correction].split(":")[0]
+    end = [f"bold: found, with {told}"]
     if result.plan:
         end.append(f"could find: the least lift that {sum(seen.ratio.users):,} users show in 80 of 100 experiments")
     if result.looks:
@@ -182,5 +183,10 @@ def experiment_screen(result: Experiment, seconds: float, written: list[Path]) -
     return Group(Text("\n".join(lines)), table, Text("\n".join(end)))
 
 
+def _change(x: float) -> str:
+    """A change in per cent; large ones without decimals."""
+    return "-" if x != x else f"{x:+.1%}" if abs(x) < 1 else f"{x:+.0%}"
+
+
 def _span(known: Known) -> str:
-    return "-" if known.low != known.low else f"{known.low:+.1%} to {known.high:+.1%}"
+    return "-" if known.low != known.low else f"{_change(known.low)} to {_change(known.high)}"

@@ -135,20 +135,25 @@ def assignment_table(result: Experiment) -> Table:
 def results_table(result: Experiment) -> Table:
     columns = [
         "arm", "metric", Column("control", ".4g"), Column("level", ".4g"), Column("difference", "+.3g"), Column("lift", "+.2%"),
-        Column("p", ".3g"), Column("adjusted p", ".3g"), Column("variance left", ".0%"),
+Column("adjusted p", ".3f"), Column("variance left", ".0%"),
     ]  # fmt: skip
     if result.truth:
-        columns += [Column("true lift", "+.2%"), "interval holds it"]
+        columns += [Column("true lift", "+.2%"), "held"]
     rows, strong = [], set()
     for number, e in enumerate(result.analysis.estimates):
-        row: list[Any] = [e.arm, e.metric, e.control, e.level, e.difference, e.lift, e.p_value, e.adjusted, e.variance]
+        row: list[Any] = [e.arm, e.metric, e.control, e.level, e.difference, e.lift, e.adjusted, e.variance]
         if result.truth:
             row += [result.truth[e.arm, e.metric].lift, "yes" if _covers(result, e) else "no"]
         rows.append(row)
         if e.adjusted < result.analysis.alpha:
             strong.add(number)
     about = "; ".join(f"{m.name}: {m.about}" for m in result.metrics if m.about)
-    text = "Bold: found after the correction. Levels are adjusted for what users did before, where that is known. "
+    text = (
+        "Bold: found after the correction. Levels are adjusted for what users did before, where that is known, so the control's "
+        "differ a little from pair to pair. "
+    )
+    if result.truth:
+        text += "Held: whether the interval of the lift holds the true one. "
     return Table("results", "Every arm against the control", columns, rows, text + about + "." * bool(about), strong)
 
 
@@ -158,7 +163,7 @@ def plan_table(result: Experiment) -> Table:
     return Table(
         "plan",
         f"With {users:,} users in {len(result.arms)} arms",
-        ["metric", Column("least lift found", ".1%"), f"users needed for {lift:.3g} lift"],
+        ["metric", Column("least lift found", ".1%"), f"users needed for a lift of {100 * lift:g} %"],
         rows,
         "Found in 80 of 100 experiments, after the correction, if users vary as they did before; said before the experiment.",
     )
