@@ -29,7 +29,7 @@ trained
 item_columns slates domains policy_text experiments
 wish
 terminal model_commands evaluate_commands experiment_commands
-demo
+demo tour
 cli
 """
 PLACE = {room: place for place, line in enumerate(ROOMS.split("\n")) for room in line.split()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -131,13 +132,38 @@ def schema() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="The folder it writes to.")] = Path("out/demo"),
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Your table (user, item, time, attributes), or a prepared file.")
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", "-o", help="'new>=3', about columns of your data; long tail if left out."),
+    ] = None,
+    users: Annotated[int, typer.Option("--users", help="Listeners; of your data, how many are judged.")] = 2000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the world, the model and all that draws.")] = 0,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that share the sweep.")] = 2,
     debug: Debug = False,
 ) -> None:
-    """A guided tour on a small made-up catalogue."""
+    """The whole story in minutes: a model, every decoder swept, an A/B test, one report."""
     with in_words(debug):
-        from . import demo as tour
+        from . import demo as story
 
-        tour.run(out)
+        if objective is not None and data is None:
+            raise ValueError("--objective is about columns of your data. Give it with --data.")
+        typed = shlex.join(["spdd", *sys.argv[1:]])
+        story.run(out, data=data, objective=objective, users=users, seed=seed, workers=workers, command=typed)
+
+
+@app.command()
+def tour(
+    out: Annotated[Path, typer.Option("--out", help="The folder it writes to.")] = Path("out/tour"),
+    debug: Debug = False,
+) -> None:
+    """Every decoder on a made-up table of candidates, in seconds, and one `spdd rerank`."""
+    with in_words(debug):
+        from . import tour as guided
+
+        guided.run(out)
 
 
 # ---- the candidates ---------------------------------------------------------------------------------------------------

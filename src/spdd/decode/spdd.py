@@ -152,7 +152,9 @@ class SPDD(Decoder):
         return MODEL_START if not view.static and self.scale in LOG_SCALES else "warm"
 
     def _first_shared(self, shared, prices, target, view, column, sign):
-        if self._start(view) != "warm":
+        # A price all rows share is read off the first batch unless a number is given: MODEL_START is about floors that a
+        # guard keeps, and traffic would take many batches to get from there to a large target (docs/traffic.md).
+        if isinstance(self.start, float):
             return prices[0, shared].tolist()
         goal = torch.tensor(self.traffic.target, dtype=torch.float64, device=target.device)
         picked = [column[p] for p in shared]

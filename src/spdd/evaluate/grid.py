@@ -5,7 +5,7 @@ in nats where relevance is a logarithm. One objective, whose values come with th
 
     Greedy                  the model's own slate
     must-fill               a quota: the model's own slate until the guard forces items in
-    WA, EPR                 fixed weights inside the loop, and on a finished longer list
+    WA, EPR                 fixed weights inside the loop, and on a finished longer list; WA on three scales
     MB-UCB, MB-TS           bandits over generalised Gini weights; their knob squeezes the objective's values towards 1
     SPDD as printed         probabilities, first price 1, rate 1, no guard; "relative": on the scale the proof needs
     SPDD by default         what `SPDD([objective])` is, a floor in every slate
@@ -30,6 +30,19 @@ from .sweep import Point
 ASKED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 PRICES = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.35, 1.8, 2.4, 3.2, 4.3, 6.0, 9.0)
 CHANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)  # prices where relevance is a probability
+PARTS = (
+    0.003,
+    0.01,
+    0.03,
+    0.06,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.55,
+    0.75,
+    1.0,
+)  # prices where relevance is a part of the best item's
 SQUEEZED = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
 
 PRINTED = {"scale": "probability", "start": 1.0, "rate": 1.0, "guard": False}
@@ -58,11 +71,13 @@ def points(
     found += [aimed("must-fill", a, slots, "must-fill") for a in asked]
     found += [weighed("WA", p, "wa") for p in prices]
     found += [weighed("WA on probabilities", p, "wa", scale="probability") for p in CHANCES]
+    found += [weighed("WA, relative", p, "wa", scale="relative") for p in PARTS]
     found += [weighed("EPR", p, "epr") for p in prices]
     found += [aimed("SPDD as printed", a, slots, "spdd", **PRINTED) for a in asked]
     found += [aimed("SPDD as printed, relative", a, slots, "spdd", **{**PRINTED, "scale": "relative"}) for a in asked]
     found += [aimed("SPDD by default", a, slots, "spdd") for a in asked]
     found += [aimed("SPDD over traffic", a, slots, "spdd", per="traffic") for a in asked]
+    found += [aimed("SPDD over traffic, relative", a, slots, "spdd", per="traffic", scale="relative") for a in asked]
     found += priced(floor, prices=prices)
     return found + bandits(seeds)
 

@@ -22,7 +22,7 @@ from .sweep import Result, Swept, together
 
 ATTAINED = 0.95
 PLANES = {"both NDCGs": ("ndcg", "objective_ndcg"), "share and NDCG": ("share", "ndcg")}
-RIVALS = ("WA", "WA on probabilities", "EPR", "MB-UCB", "MB-TS")
+RIVALS = ("WA", "WA on probabilities", "WA, relative", "EPR", "MB-UCB", "MB-TS")
 OURS_ON_AVERAGE = "SPDD over traffic"
 OURS_IN_EVERY_SLATE = "SPDD by default"
 METRICS = (

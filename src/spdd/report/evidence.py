@@ -28,6 +28,7 @@ SHOWN = (
     "greedy",
     "must-fill",
     "WA",
+    "WA, relative",
     "EPR",
     "MB-UCB",
     "MB-TS",
@@ -35,6 +36,7 @@ SHOWN = (
     "SPDD by default",
     "SPDD over traffic",
     "SPDD priced",
+    "SPDD priced, rate 0.1",
 )
 SLOTS_SHOWN = ("greedy", "must-fill", "WA", "SPDD as printed", "SPDD by default", "SPDD over traffic")
 HOW = (
@@ -84,7 +86,7 @@ def said(swept: Swept, found: Verdict) -> list[Part]:
             )
     ours = next((k for k in found.keepers if k.curve == OURS_IN_EVERY_SLATE), None)
     if ours is not None:
-        for rival in ("WA", "SPDD as printed", "must-fill"):
+        for rival in ("WA", "WA, relative", "SPDD as printed", "must-fill"):
             if rival in ours.kept:
                 lines.append(
                     f"**In every slate**: {OURS_IN_EVERY_SLATE} keeps {_times(ours.kept[rival])} of the consumption and "

@@ -43,6 +43,7 @@ KNOWN = {
         Key("must-fill", PURPLE, "triangle-up", (2, 2)),
         Key("WA", RED, "square"),
         Key("WA on probabilities", RED, "cross", (6, 3)),
+        Key("WA, relative", RED, "diamond", (2, 2)),
         Key("EPR", ORANGE, "triangle-down", (8, 3, 2, 3)),
         Key("MB-UCB", SKY, "triangle-left", (1, 3)),
         Key("MB-TS", GREY, "triangle-right", (1, 3)),
@@ -50,6 +51,7 @@ KNOWN = {
         Key("SPDD as printed, relative", GREEN, "triangle-down", (2, 2)),
         Key("SPDD by default", BLUE, "circle"),
         Key("SPDD over traffic", BLUE, "diamond", (2, 2)),
+        Key("SPDD over traffic, relative", SKY, "diamond", (1, 3)),
         Key("SPDD priced", BLUE, "triangle-up", (8, 3)),
         Key("SPDD priced, rate 0.1", SKY, "circle", (8, 3)),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from spdd import demo
+from spdd import tour
 from spdd.report import charts
 
 SIZE = {"users": 200, "candidates": 80, "items": 240}
@@ -17,24 +17,24 @@ SIZE = {"users": 200, "candidates": 80, "items": 240}
 
 @pytest.fixture(scope="module")
 def world():
-    return demo.made_world(**SIZE, seed=7)
+    return tour.made_world(**SIZE, seed=7)
 
 
 @pytest.fixture(scope="module")
 def results(world):
-    return {r.title: r for r in demo.judged(world, demo.entries(world, seed=7))}
+    return {r.title: r for r in tour.judged(world, tour.entries(world, seed=7))}
 
 
 def feasible(world):
-    return ((world.new * ~world.barred).sum(1) >= demo.FLOOR).mean()
+    return ((world.new * ~world.barred).sum(1) >= tour.FLOOR).mean()
 
 
 def test_tour_writes_what_it_says(world, tmp_path, capfd):
     pytest.importorskip("altair")
     out = tmp_path / "made" / "demo"
-    demo.run(out, **SIZE)
+    tour.run(out, **SIZE)
     said = capfd.readouterr()
-    for name in (*demo.FILES, "decoders.png"):
+    for name in (*tour.FILES, "decoders.png"):
         assert (out / name).stat().st_size > 1000
         assert name in said.out
     assert f"$ spdd rerank {out / 'candidates.parquet'} --objective 'new creators>=3'" in said.out
@@ -57,7 +57,7 @@ def test_tour_writes_what_it_says(world, tmp_path, capfd):
 
     # `spdd rerank`, from the table on disk, serves what the tour's own SPDD served.
     served = pl.read_parquet(out / "slates.parquet")
-    entry = next(e for e in demo.entries(world, 7) if (e.name, e.setting) == ("SPDD", "floor 3"))
+    entry = next(e for e in tour.entries(world, 7) if (e.name, e.setting) == ("SPDD", "floor 3"))
     assert served["item"].to_list() == [f"t{j:04}" for j in entry.serve(world).ravel()]
     assert (served["status"] == "met").mean() == feasible(world)
 
@@ -65,23 +65,23 @@ def test_tour_writes_what_it_says(world, tmp_path, capfd):
 def test_failed_command_is_no_success(tmp_path, monkeypatch):
     from rich.console import Console
 
-    monkeypatch.setattr(demo.subprocess, "run", lambda *args, **kwargs: types.SimpleNamespace(returncode=2))
+    monkeypatch.setattr(tour.subprocess, "run", lambda *args, **kwargs: types.SimpleNamespace(returncode=2))
     with pytest.raises(RuntimeError, match="exit code 2"):
-        demo.rerank(tmp_path / "c.parquet", tmp_path / "s.parquet", Console())
+        tour.rerank(tmp_path / "c.parquet", tmp_path / "s.parquet", Console())
 
 
 def test_world_is_as_described(world):
     assert 0.1 < world.new.mean() <= 0.12
     assert ((world.margin >= 0) & (world.margin <= 1)).all()
     assert (~world.barred).sum(1).tolist() == [SIZE["candidates"]] * SIZE["users"]
-    again = demo.made_world(**SIZE, seed=7)
+    again = tour.made_world(**SIZE, seed=7)
     assert all(np.array_equal(a, b) for a, b in zip(world, again, strict=True))
     too_low = (np.log(world.chance / (1 - world.chance)) - world.score) @ world.new / world.new.sum()
     assert too_low.mean() > 0.1
 
 
 def test_candidates_read_as_described(world, tmp_path):
-    demo.write_candidates(world, tmp_path / "c.parquet")
+    tour.write_candidates(world, tmp_path / "c.parquet")
     table = pl.read_parquet(tmp_path / "c.parquet")
     assert table.columns == ["user", "item", "score", "genre", "artist", "new creators", "margin", "click chance"]
     assert len(table) == SIZE["users"] * SIZE["candidates"]
@@ -119,9 +119,9 @@ def test_what_the_findings_claim_is_so(world, results):
 
 def test_what_the_picture_claims_is_so():
     """Of the world it shows."""
-    world = demo.made_world(users=2000, candidates=200, items=600, seed=7)
-    contest = [e for e in demo.entries(world, seed=7) if e.name in ("Greedy", "WA", "SPDD", "SPDD printed", "MustFill")]
-    results = {r.title: r for r in demo.judged(world, contest)}
+    world = tour.made_world(users=2000, candidates=200, items=600, seed=7)
+    contest = [e for e in tour.entries(world, seed=7) if e.name in ("Greedy", "WA", "SPDD", "SPDD printed", "MustFill")]
+    results = {r.title: r for r in tour.judged(world, contest)}
     weights = [r for r in results.values() if r.entry.name == "WA"]
     near = next(r for r in weights if r.met > 0.95)
     for title in ("SPDD, floor 3", "MustFill, floor 3"):
@@ -133,7 +133,7 @@ def test_what_the_picture_claims_is_so():
 
 
 def test_findings_hide_no_winner(results):
-    said = demo.findings(list(results.values()))
+    said = tour.findings(list(results.values()))
     listed = [r for r in results.values() if r.entry.listed]
     assert max(listed, key=lambda r: r.clicks.mean()).title in said[0]
     best = max(r.met for r in listed)
@@ -141,9 +141,9 @@ def test_findings_hide_no_winner(results):
 
 
 def test_without_the_extra_all_but_the_picture(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(demo, "rerank", lambda table, slates, console: shutil.copy(table, slates))
+    monkeypatch.setattr(tour, "rerank", lambda table, slates, console: shutil.copy(table, slates))
     monkeypatch.setitem(sys.modules, "altair", None)
-    demo.run(tmp_path, users=20, candidates=60, items=120)
+    tour.run(tmp_path, users=20, candidates=60, items=120)
     said = capfd.readouterr().out
     assert "pip install 'spdd[report]'" in said
     assert "decoders.svg" not in said
