@@ -236,8 +236,15 @@ def _open_transact(path, split, device, options):
     return Opened(transact.load(path, split.items.fingerprint()).to(device), by_request)
 
 
+POOL = 100  # candidates of a request for shelves, at least
+
+
 def by_request(split: Split, part: str) -> Asked:
-    """Slates of shelves for the moment each person's held-out impressions begin, out of the items they were shown then."""
+    """Slates of shelves for the moment each person's held-out impressions begin.
+
+    The candidates are the items they were shown then and, up to `POOL`, others as often as train showed them: a log
+    holds no request's whole pool, and what was shown alone (four items for most people) leaves nothing to decide.
+    """
     from .models.shelf_log import shelf_log
 
     if part not in ("test", "validation"):
@@ -246,13 +253,16 @@ def by_request(split: Split, part: str) -> Asked:
         )
     label = next((name for name in LABELS if name in split.train.extra), LABELS[0])
     found = shelf_log(split, [label])
-    events = np.flatnonzero((found.part == ("validation", "test").index(part) + 1) & (found.log.label >= 0))
+    judged = found.log.label >= 0
+    events = np.flatnonzero((found.part == ("validation", "test").index(part) + 1) & judged)
     row = found.log.rows()[events]
     person, first, count = np.unique(row, return_index=True, return_counts=True)
-    pool = np.full((len(person), count.max(initial=1)), -1)
-    pool[
+    shown = np.full((len(person), count.max(initial=1)), -1)
+    shown[
         np.repeat(np.arange(len(person)), count), np.concatenate([np.arange(n) for n in count] or [[]]).astype(int)
     ] = found.log.item[events]
+    learnt = found.log.item[(found.part == 0) & judged]
+    pool = filled_up(shown, np.bincount(learnt[learnt >= 0], minlength=len(split.items.id)), POOL)
     requests = found.log.requests(events[first], pool=pool)
     taken = np.split(np.where(found.log.label[events] > 0, found.log.item[events], -1), first[1:])
     return Asked(
@@ -261,6 +271,32 @@ def by_request(split: Split, part: str) -> Asked:
         lambda rows: requests.of(rows).excluded(len(split.items.id)),
         lambda rows: taken[rows],
     )
+
+
+def filled_up(shown: np.ndarray, popularity: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
+    """(P, W) the items of each row once each and, where these are fewer than `size`, others drawn by popularity; -1 behind.
+
+    shown: (P, S), -1 for none.  popularity: (M,) how often each item is drawn, up to a factor
+
+    >>> filled_up(np.array([[2, 2, -1]]), np.array([1, 0, 1, 1]), 3).tolist()[0][0]
+    2
+    """
+    if not popularity.sum():
+        return shown
+    drawn = np.random.default_rng(seed).choice(len(popularity), (len(shown), 3 * size), p=popularity / popularity.sum())
+    both = np.concatenate([shown, drawn], 1)
+    order = np.argsort(both, axis=1, kind="stable")
+    ordered = np.take_along_axis(both, order, 1)
+    again = np.zeros_like(both, dtype=bool)
+    np.put_along_axis(again[:, :], order[:, 1:], ordered[:, 1:] == ordered[:, :-1], 1)
+    kept = ~again & (both >= 0)
+    own = kept[:, : shown.shape[1]].sum(1)
+    rank = kept.cumsum(1)
+    kept &= rank <= np.maximum(own, size)[:, None]
+    width = int(rank[kept].max(initial=1))
+    pool = np.full((len(shown), width + 1), -1)
+    np.put_along_axis(pool, np.where(kept, rank - 1, width), both, 1)
+    return pool[:, :width]
 
 
 # How shelves are learnt, as in the paper: Adam with decay, large batches, six epochs.
