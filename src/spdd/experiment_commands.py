@@ -159,17 +159,17 @@ def experiment_screen(result: Experiment, seconds: float, written: list[Path]) -
     lines = [f"{sum(seen.ratio.users):,} users: {divided}; divided {verdict} (p {seen.ratio.p_value:.3g})"]
     if result.aa:
         lines.append("A/A: every arm has the control's policy; whatever is found is an error")
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for heading in ("arm", "metric"):
         table.add_column(heading, no_wrap=True)
     truth = ["truth"] if result.truth else []
-    for heading in ("control", "level", "lift", f"{1 - seen.alpha:.0%} interval", *truth, "adj. p", "could\nfind"):
+    for heading in ("level", "lift", f"{1 - seen.alpha:.0%} interval", *truth, "adj. p", "could\nfind"):
         table.add_column(heading, justify="right", no_wrap=True)
     able = {p.metric: p.found for p in result.plan}
     for e in seen.estimates:
         told = [_change(result.truth[e.arm, e.metric].lift)] if truth else []
         table.add_row(
-            Text(e.arm), Text(e.metric), f"{e.control:.4g}", f"{e.level:.4g}", _change(e.lift.value), _span(e.lift), *told,
+            Text(e.arm), Text(e.metric), f"{e.level:.4g}", _change(e.lift.value), _span(e.lift), *told,
             "-" if e.adjusted != e.adjusted else f"{e.adjusted:.3f}", _change(able[e.metric])[1:] if e.metric in able else "",
             style="bold" if e.adjusted < seen.alpha else None,
         )  # fmt: skip
