@@ -41,6 +41,7 @@ def results(folder):
     return list(csv.DictReader((folder / "results.csv").read_text("utf-8").splitlines()))
 
 
+@pytest.mark.slow
 def test_simulated_and_then_analysed_as_a_table(run, tmp_path):
     code, _, err = run(*QUICK, "--out", "sim")
     assert code == 0, err
@@ -71,6 +72,7 @@ def test_simulated_and_then_analysed_as_a_table(run, tmp_path):
             assert float(again[name]) == pytest.approx(float(row[name]), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_aa_with_looks_and_an_arm_of_ones_own(run, tmp_path):
     (tmp_path / "mine.toml").write_text(
         'decoder = "must-fill"\nslots = 5\n[[objectives]]\nname = "new_creator"\nat_least = 2\n'
@@ -104,6 +106,7 @@ def table(users=400, **columns):
     )
 
 
+@pytest.mark.slow
 def test_a_table_in_any_form_by_any_names(run, tmp_path):
     made = table()
     made.write_parquet("one.parquet")
@@ -120,6 +123,7 @@ def test_a_table_in_any_form_by_any_names(run, tmp_path):
     assert told["sequential"]
 
 
+@pytest.mark.slow
 def test_a_lost_arm_is_cried_out(run, tmp_path):
     table().filter((pl.col("arm") == "new") | (pl.int_range(pl.len()) % 3 == 0)).write_csv("lost.csv")
     code, _, err = run("analyse", "lost.csv", "-m", "minutes", "--out", "lost")
