@@ -25,7 +25,7 @@ def policy_text(point: Point, name: str, column: str, slots: int, comment: str) 
     at_least = 3
     <BLANKLINE>
     """
-    lines = [f"# {comment}", f"decoder = {_toml(point.decoder)}", f"slots = {slots}"]
+    lines = [f"# {comment.replace(chr(10), ' ')}", f"decoder = {_toml(point.decoder)}", f"slots = {slots}"]
     if point.settings:
         lines += ["", "[settings]", *(f"{key} = {_toml(x)}" for key, x in point.settings.items())]
     lines += ["", "[[objectives]]", f"name = {_toml(name)}"]

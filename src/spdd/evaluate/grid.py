@@ -72,7 +72,7 @@ def points(
     found += [weighed("WA", p, "wa") for p in prices]
     found += [weighed("WA on probabilities", p, "wa", scale="probability") for p in CHANCES]
     found += [weighed("WA, relative", p, "wa", scale="relative") for p in PARTS]
-    found += [weighed("EPR", p, "epr") for p in prices]
+    found += [weighed("EPR", p, "epr") for p in prices[::2]]  # each costs ten of the others
     found += [aimed("SPDD as printed", a, slots, "spdd", **PRINTED) for a in asked]
     found += [aimed("SPDD as printed, relative", a, slots, "spdd", **{**PRINTED, "scale": "relative"}) for a in asked]
     found += [aimed("SPDD by default", a, slots, "spdd") for a in asked]
