@@ -28,7 +28,7 @@ policy_file table
 trained
 item_columns slates domains policy_text experiments
 wish
-terminal model_commands evaluate_commands experiment_commands
+terminal model_commands evaluate_commands audit_command experiment_commands
 demo tour
 cli
 """

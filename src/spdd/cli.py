@@ -1,4 +1,4 @@
-"""The command line: `spdd rerank | data | train | slate | evaluate | tune | experiment | ...`. Thin: words in, one call, words out.
+"""The command line: `spdd rerank | data | train | slate | evaluate | tune | audit | experiment | ...`. Thin: words in, one call, words out.
 
 Heavy packages are imported inside the commands, so that help is there at once. A complaint is one plain line on
 stderr and exit code 2; `--debug` shows where it came from.
@@ -20,7 +20,7 @@ import typer
 
 import spdd
 
-from . import evaluate_commands, experiment_commands, model_commands
+from . import audit_command, evaluate_commands, experiment_commands, model_commands
 from .terminal import Debug, Quiet, bar, check_apart, in_words, print_page, summary_page
 
 app = typer.Typer(
@@ -118,6 +118,7 @@ app.command()(model_commands.train)
 app.command()(model_commands.slate)
 app.command()(evaluate_commands.evaluate)
 app.command()(evaluate_commands.tune)
+app.command()(audit_command.audit)
 app.add_typer(experiment_commands.experiment, name="experiment")
 
 

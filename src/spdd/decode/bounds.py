@@ -28,8 +28,9 @@ def violation_bound(rate, share, largest, *, spread=1.0, start=1.0, below=None):
     share, so the price no longer grows; the last growth was at most e^(rate * share); and ln(l_K / l_0) is
     rate * shortfall. Holds for any scores, also autoregressive ones. Infinite where nothing can be promised.
 
-    share: floor / slots.  largest: the largest value *still unused* at every slot.  spread: the largest difference
-    of relevance between two candidates of one slot (1 on [0, 1] scales).  start: the first price.
+    share: floor / slots.  largest: the largest value *still unused* at every slot until the floor is met.
+    spread: the largest difference of relevance between two candidates of one slot (1 on [0, 1] scales).
+    start: the first price.
     below: the largest value under the share, if known (0 for 0/1 values); `share` is always safe.
     Numbers, arrays or tensors, broadcast together.
 

@@ -108,7 +108,7 @@ def write(page: Page, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".html":
         raise ValueError(f"a page must be written to a file that ends in .html, got '{path}'.")
-    _need_drawing()
+    need_drawing()
     parts = [*page.lead, *(part for section in page.sections for part in section.parts)]
     named = [part for part in parts if isinstance(part, Figure | Table)]
     for kind in (Figure, Table):
@@ -358,7 +358,8 @@ def _colophon(made: Mapping[str, str | Sequence[str]]) -> str:
 # ---- small things ---------------------------------------------------------------------------------------------------
 
 
-def _need_drawing() -> None:
+def need_drawing() -> None:
+    """A complaint, before any work, where the libraries that draw are not installed."""
     try:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
