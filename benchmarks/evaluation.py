@@ -10,7 +10,7 @@ Three steps, each of which goes on where it was stopped:
     python benchmarks/evaluation.py --work WORK --users 3000       # sweeps, then the results and the report
     python benchmarks/evaluation.py --work WORK --results-only     # the results and the report alone
 
-Results are a line per area, keeper, asked share and slot; `spdd.report.claims` reads them.
+Results are a line per point, area, keeper, asked share and slot; `benchmarks/claims.py` reads them.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ def main() -> None:
         found = read(folder / "sweep")
         results += lines(name, found)
         rates = read(folder / "rates") if (folder / "rates" / "records.jsonl").exists() else None
+        results += [
+            {"domain": name, "part": "rate", "curve": r["curve"], "knob": r["knob"], **r["metrics"]}
+            for r in ([] if rates is None else rates.records)
+        ]
         sections += report_of(name, found, rates)
     about = record.origin("evaluation", args)
     about["settings"] = {"floor": FLOOR, "slots": SLOTS, "users": args.users, "seeds": args.seeds}

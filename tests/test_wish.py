@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from spdd.evaluate.sweep import Point
 from spdd.policy_file import policy_of
 from spdd.policy_text import policy_text
-from spdd.evaluate.sweep import Point
 from spdd.wish import wish_of
 from test_slates import ITEMS, split  # noqa: F401
 
