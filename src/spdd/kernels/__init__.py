@@ -7,9 +7,13 @@ import importlib.util
 from torch import Tensor
 
 from . import reference
-from .reference import Groups, group_items
+from .priced import Values, prepare, priced_argmax, priced_topk
+from .reference import Barred, Choice, Groups, Product, group_items
 
-__all__ = ["Groups", "group_items", "grouped_topk"]
+__all__ = [
+    "Barred", "Choice", "Groups", "Product", "Values",
+    "group_items", "grouped_topk", "prepare", "priced_argmax", "priced_topk",
+]  # fmt: skip
 
 
 def grouped_topk(

@@ -1,6 +1,6 @@
-"""Best items of every value group, in plain torch.
+"""What right means, in plain torch: items under a price, in float64, and the best items of every value group.
 
-Among items of equal value the more relevant one always comes first, whatever the prices, so a slate of K
+`priced_topk` is the definition: every score is written down. The rest is why nobody has to. Among items of equal value the more relevant one always comes first, whatever the prices, so a slate of K
 needs only the K best of each group: one pass over the scores instead of one per slot. The pass takes block
 maxima first (memory speed) and looks only into the K best blocks of a group (exact, see `_best`).
 """
@@ -16,11 +16,121 @@ BLOCK = 64
 CHUNK = 1 << 21  # scores permuted at a time on the CPU: 8 MB of float32 stay in cache between the two passes
 
 
+SCALES = ("probability", "relative", "log_probability", "logit")
+
+
+class Product(NamedTuple):
+    """Scores that are not written down: (hidden @ table.T) · row_scale.
+
+    hidden: (R, D).  table: (M, D) of any float type, or int8.  row_scale: (M,) or None, what a row of an int8 table is worth
+    longest: the largest norm of a row of the table; found when it is not given, at the cost of one more read
+    """
+
+    hidden: Tensor
+    table: Tensor
+    row_scale: Tensor | None = None
+    longest: float | None = None
+
+
+class Barred(NamedTuple):
+    """What may not be chosen. Item lists are short and padded with -1; no mask of R x M is ever needed.
+
+    seen:     (R, L) items that count as not there: they are in no probability either
+    used:     (R, K) items already on the slate: not chosen again, but still part of the distribution
+    eligible: (M,) bool, False for items that no row may have, and that are in no probability
+    """
+
+    seen: Tensor | None = None
+    used: Tensor | None = None
+    eligible: Tensor | None = None
+
+
+class Choice(NamedTuple):
+    """The best items of each row, best first; -1, -inf and -inf where there are no more. All (R, k), float64.
+
+    norm: (R, 1) what the scale takes off the logits; None for the logit scale
+    """
+
+    items: Tensor
+    score: Tensor
+    logit: Tensor
+    norm: Tensor | None
+
+
+def priced_topk(
+    scores: Tensor | Product, value: Tensor, price: Tensor, k: int, scale: str = "logit", barred: Barred | None = None
+) -> Choice:
+    """The k best items of each row by relevance + price · value, all of it in float64. Ties: the lower item number.
+
+    scores: (R, M) logits, or a `Product`.  value: (C, M).  price: (R, C), negative where less is wanted
+    """
+    logits = exact_logits(scores)
+    inside, open_ = allowed(barred or Barred(), len(logits), logits.shape[1], logits.device)
+    norm = exact_norm(scale, logits, inside)
+    total = relevance(scale, logits, norm)
+    for c, worth in enumerate(value):
+        total = total + price[:, c : c + 1].double() * worth.double()
+    best = total.masked_fill(~open_, -torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :k]
+    there = open_.gather(1, best)
+    score, logit = (x.gather(1, best).masked_fill(~there, -torch.inf) for x in (total, logits))
+    found = Choice(best.masked_fill(~there, -1), score, logit, norm)
+    missing = k - best.shape[1]
+    if missing <= 0:
+        return found
+    pad = torch.nn.functional.pad
+    return Choice(
+        pad(found.items, (0, missing), value=-1),
+        pad(found.score, (0, missing), value=-torch.inf),
+        pad(found.logit, (0, missing), value=-torch.inf),
+        norm,
+    )
+
+
+def exact_logits(scores: Tensor | Product) -> Tensor:
+    """(R, M) float64."""
+    if isinstance(scores, Tensor):
+        return scores.double()
+    logits = scores.hidden.double() @ scores.table.double().T
+    return logits if scores.row_scale is None else logits * scores.row_scale.double()
+
+
+def allowed(barred: Barred, rows: int, count: int, device) -> tuple[Tensor, Tensor]:
+    """(R, M) bool twice: items that are there at all, and those of them that may be chosen."""
+    inside = torch.ones(rows, count, dtype=torch.bool, device=device)
+    if barred.eligible is not None:
+        inside &= barred.eligible
+    if barred.seen is not None:
+        inside &= ~listed(barred.seen, count)
+    return inside, inside if barred.used is None else inside & ~listed(barred.used, count)
+
+
+def listed(items: Tensor, count: int) -> Tensor:
+    """(R, M) bool, True for the items in each row's list. items: (R, L), -1 is padding"""
+    mask = torch.zeros(len(items), count + 1, dtype=torch.bool, device=items.device)
+    return mask.scatter(1, items.long().remainder(count + 1), True)[:, :count]
+
+
+def exact_norm(scale: str, logits: Tensor, inside: Tensor) -> Tensor | None:
+    """(R, 1) what the scale takes off the logits: their log-sum-exp, their largest, or nothing. All in float64."""
+    if scale == "logit":
+        return None
+    logits = logits.masked_fill(~inside, -torch.inf)
+    top = logits.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)
+    return top if scale == "relative" else top + (logits - top).exp().sum(1, keepdim=True).log()
+
+
+def relevance(scale: str, logits: Tensor, norm: Tensor | None) -> Tensor:
+    """Relevance of float64 logits on the scale."""
+    if norm is not None:
+        logits = logits - norm
+    return logits.exp() if scale in ("probability", "relative") else logits
+
+
 class Groups(NamedTuple):
     """Items ordered by value group, each group padded to whole blocks.
 
     level:   (G, C) the value every item of the group has
-    member:  (M,) group of each item
+    member:  (M,) group of each item, uint8 where there are no more than 255
     size:    how many items each group has
     order:   (P,) items by group, ascending inside a group; padding repeats item 0
     padding: (D,) the places in `order` that are padding
@@ -57,6 +167,8 @@ def group_items(value: Tensor, most: int) -> Groups | None:
         padding.append(torch.arange(place + len(part), place + len(part) + pad, device=value.device))
         place += len(part) + pad
         blocks.append(place // BLOCK)
+    if len(level) <= 255:  # a kernel reads this beside every score
+        member = member.to(torch.uint8)
     return Groups(level, member, tuple(count.tolist()), torch.cat(order), torch.cat(padding), tuple(blocks))
 
 
