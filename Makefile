@@ -5,11 +5,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-triton check bench clean
 
 help:
 	@echo "make demo    a guided tour on a small made-up catalogue, written to out/demo"
 	@echo "make test    all tests this machine can run"
+	@echo "make test-triton  GPU kernels in Triton's interpreter, without a GPU (fetches 200 MB once)"
 	@echo "make check   format, lint, types, layers, docs"
 	@echo "make bench   the benchmarks"
 	@echo "make clean   remove caches, builds and out/demo (not .venv)"
@@ -19,6 +20,15 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	$(BIN)/python -m pytest -q
+
+# Beside .venv and not in it: torch would find it there and act as if there were a GPU to compile for.
+test-triton: .venv/.ready .triton/.ready
+	PYTHONPATH=.triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -m triton tests/kernels
+
+.triton/.ready:
+	@rm -rf .triton
+	@$(BIN)/python -m pip install -q --no-deps --target .triton triton==3.7.0
+	@touch $@
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .

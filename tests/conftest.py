@@ -25,6 +25,7 @@ def pytest_collection_modifyitems(items):
     # Mark -> why tests that bear it cannot run here, or "" when they can.
     why_not = {
         "gpu": "" if torch.cuda.is_available() else "no CUDA device",
+        "triton": _no_triton(),
         "vllm": "" if importlib.util.find_spec("vllm") else "vLLM is not installed",
         "real_data": "" if DATA.is_dir() else f"no data folder at {DATA}; set SPDD_DATA",
         "browser": "" if shutil.which("chromium") else "chromium is not on the PATH",
@@ -33,6 +34,16 @@ def pytest_collection_modifyitems(items):
         for mark, reason in why_not.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_triton():
+    if not importlib.util.find_spec("triton"):
+        return "Triton is not installed; make test-triton brings it"
+    return (
+        ""
+        if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+        else "no CUDA, no TRITON_INTERPRET=1"
+    )
 
 
 @pytest.fixture(scope="session")
