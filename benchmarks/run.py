@@ -25,6 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # name -> options of a run of a few minutes; --full leaves them out, and takes the numbers the pages show
 QUICK = {
     "rerank_speed": ["--rounds", "9"],
+    "kernels": ["--rounds", "5", "--items", "200000", "--threads", "1"],
     "rerank_stream": ["--users", "10000"],
     "quality": ["--instances", "50"],
     "tiny_worlds": ["--worlds", "20"],
