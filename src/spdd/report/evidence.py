@@ -226,9 +226,10 @@ def _plane(swept: Swept, keys: Sequence[Key], x: str, y: str, title: str = "") -
             rows.append(
                 {"name": key.label, "x": record["metrics"][x], "y": record["metrics"][y], "order": order, "at": at}
             )
-    form = "%" if x in ("share", "attained", "stream_share") else ".3f"
-    across = altair.X("x:Q", title=TITLES[x], axis=altair.Axis(format=form), scale=altair.Scale(zero=False, nice=True))
-    up = altair.Y("y:Q", title=TITLES[y], scale=altair.Scale(zero=False))
+    across = altair.X(
+        "x:Q", title=TITLES[x], axis=altair.Axis(format=_form(x)), scale=altair.Scale(zero=False, nice=True)
+    )
+    up = altair.Y("y:Q", title=TITLES[y], axis=altair.Axis(format=_form(y)), scale=altair.Scale(zero=False))
     base = altair.Chart(altair.Data(values=rows)).encode(
         x=across, y=up, tooltip=["name:N", "at:N", "x:Q", "y:Q"], **_looks(altair, keys)
     )
@@ -349,6 +350,11 @@ def _dash(altair: Any, keys: Sequence[Key]) -> Any:
 def _shape(altair: Any, keys: Sequence[Key]) -> Any:
     scale = altair.Scale(domain=[k.label for k in keys], range=[k.shape for k in keys])
     return altair.Shape("name:N", scale=scale, legend=None)
+
+
+def _form(metric: str) -> str:
+    """How an axis writes a metric: shares in per cent, precisions with all the digits they have."""
+    return "%" if metric in ("share", "attained", "stream_share") else ".2%" if "precision" in metric else ".3f"
 
 
 def _knob(one: Keeper) -> str:

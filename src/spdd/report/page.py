@@ -24,7 +24,7 @@ from ..evaluate.bootstrap import Known
 from ..files import write_atomically
 from .looks import INK, NIGHT, Key, themed
 
-PANEL = 440  # width of a panel in the files beside the page, in pixels
+PANEL, ACROSS = 440, 2  # width of a panel in the files beside the page, in pixels, and how many stand side by side
 
 
 class Figure(NamedTuple):
@@ -168,9 +168,10 @@ def save_figure(figure: Figure, folder: Path) -> None:
         if _single(spec):
             spec.setdefault("width", PANEL)
         spec.pop("config", None)
-    rows = [{"hconcat": specs, "spacing": 40}]
+    across = [specs[n : n + ACROSS] for n in range(0, len(specs), ACROSS)]
+    rows: list[dict[str, Any]] = [{"hconcat": some, "spacing": 40} for some in across]
     if figure.keys:
-        rows.append(_legend(figure.keys, PANEL * len(specs) + 40 * (len(specs) - 1)))
+        rows.append(_legend(figure.keys, PANEL * len(across[0]) + 40 * (len(across[0]) - 1)))
     whole = themed(
         {
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
