@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import spdd
 from spdd import IMPOSSIBLE, MET, SHORT, SPDD, Objective
+from spdd.decode.decoder import Settings
 
 FIELDS = ("items", "relevance", "gained", "dual", "status", "reachable")
 
@@ -665,6 +666,56 @@ def test_an_impossible_row_comes_as_near_as_it_can():
     slate = SPDD([new(w)], slots=5).rerank(w.logits, exclude=exclude)
     assert slate.status.tolist() == [MET, IMPOSSIBLE, MET]
     assert slate.gained[1] == slate.reachable[1] == 2
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 100.0, 1e9])
+@pytest.mark.parametrize("targets", [{"at_least": 25.0}, {"at_most": 12.0}, {"at_least": 15.0, "at_most": 25.0}])
+def test_the_unit_of_a_value_changes_no_slate(unit, targets):
+    """Prices in cents, say: they run far, and fill every slot all the same."""
+    worth = np.random.default_rng(3).lognormal(0, 1, 200)
+    logits = np.random.default_rng(4).normal(size=(50, 200))
+
+    def slates(unit):
+        asked = {word: target * unit for word, target in targets.items()}
+        decoder = SPDD([Objective("price", worth * unit, **asked)], slots=10)
+        return decoder.rerank(logits), decoder.generate(static(world()._replace(logits=logits)), np.zeros((50, 1)))
+
+    for made, plain in zip(slates(unit), slates(1.0), strict=True):
+        assert (made.items >= 0).all()
+        assert np.isfinite(made.dual).all()
+        np.testing.assert_array_equal(made.status, plain.status)
+    np.testing.assert_array_equal(slates(unit)[0].items, slates(1.0)[0].items)
+
+
+@pytest.mark.parametrize("targets", [{"at_least": 9000}, {"at_most": 40000}])
+@pytest.mark.parametrize("start", ["warm", 0, 1.0])
+@pytest.mark.parametrize("items", [30, 300])
+def test_a_price_of_nothing_stays_nothing(targets, start, items):
+    """0 times an exponential without end is no number: it emptied slates which then said MET. 300 take the short way."""
+    cents = np.full(items, 100.0)
+    cents[:3] = 9000
+    decoder = SPDD([Objective("cents", cents, **targets)], slots=10, start=start)
+    scores = np.arange(items, 0, -1.0)[None]
+    for slate in (decoder.rerank(scores), decoder.generate(static(world()._replace(logits=scores)), np.zeros((1, 1)))):
+        assert slate.items.tolist() == [list(range(10))]
+        assert slate.status.tolist() == [MET]
+        assert np.isfinite(slate.dual).all()
+
+
+def test_a_slate_with_holes_is_never_met():
+    """However it came about: here a rival's bonus gives nan."""
+
+    class Broken(spdd.Greedy):
+        def settings(self, rows):
+            return Settings(bonus=lambda chosen, filled=None: torch.full((len(chosen), 60), -torch.inf))
+
+        def _values(self, logits):
+            return super()._values(logits)[0], None
+
+    w = world()
+    slate = Broken([new(w, at_most=4)], slots=5).rerank(w.logits)
+    assert (slate.items == -1).all()
+    assert (slate.status == SHORT).all()
 
 
 # ---- anything at all -------------------------------------------------------------------------------------

@@ -126,10 +126,39 @@ def test_a_choice_is_compared_with_what_is_missing_per_slot_left():
     torch.testing.assert_close(steps, torch.tensor([[4 / 4, 4 / 3, 4 / 2]], dtype=torch.float64).expand(3, 3))
 
 
+def test_the_identity_holds_in_many_worlds():
+    """Every scale, rates up to 10, up to 20 slots, one to three objectives, floors, caps and both, paces apart."""
+    random = np.random.default_rng(6)
+    for number in range(150):
+        slots, items, rows = int(random.integers(1, 21)), int(random.integers(20, 60)), 6
+        rate, first = float(random.choice([0.05, 0.3, 1.0, 10.0])), float(random.choice([1e-6, 0.3, 1.0, 50.0]))
+        objectives = []
+        for c in range(int(random.integers(1, 4))):
+            value = random.random(items)
+            value = (value < 0.3).astype(float) if random.random() < 0.5 else value
+            low, high = np.sort(random.uniform(0, slots, (2, rows)), axis=0)
+            sides = [{"at_least": low}, {"at_most": high}, {"at_least": low, "at_most": high}][int(random.integers(3))]
+            objectives.append(Objective(f"o{c}", value, **sides))
+        decoder = SPDD(
+            objectives, slots=slots, scale=str(random.choice(spdd.SCALES)), start=first, rate=rate, guard=False
+        )
+        logits = random.normal(size=(rows, items))
+        slate = decoder.rerank(logits) if number % 2 else decoder.generate(model(logits), np.zeros((rows, 1)))
+        for c, o in enumerate(objectives):
+            floor, cap = o.targets(slots)
+            short = slate.gained[:, c] - cap if floor is None else floor - slate.gained[:, c]
+            np.testing.assert_allclose(np.log(slate.dual[:, c]) - np.log(first), rate * short, atol=1e-9)
+
+
+def model(logits):
+    """One that never changes its mind."""
+    return spdd.FromCallable(lambda histories: logits)
+
+
 def test_prices_end_where_scores_would_become_nan():
     decoder = SPDD([Objective("none", np.zeros(40), at_least=1)], slots=30, start=1.0, rate=1e3, guard=False)
     slate = decoder.rerank(torch.randn(2, 40))
-    assert (slate.dual == primal_dual.HUGE).all()
+    assert (slate.dual == primal_dual.LARGEST).all()
     assert all(len(set(items)) == 30 for items in slate.items.tolist())
 
 

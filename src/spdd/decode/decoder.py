@@ -294,6 +294,7 @@ class Decoder:
             if in_slate[c] and not o.depends_on_slate and (o.at_least is not None or o.at_most is not None)
         ]
         guard, reach = None, None
+        can = view.open if open_ is None else open_
         if fixed:
             items = (
                 torch.arange(view.relevance.shape[1], device=device).expand(rows, -1)
@@ -301,7 +302,6 @@ class Decoder:
                 else view.items
             )
             wide = view.value[fixed].expand(-1, rows, -1)
-            can = view.open if open_ is None else open_
             guard, reach = find_witness(wide, items, can, floor[:, fixed], cap[:, fixed], self.slots, fixed)
             # What no slate can give is not asked for: a price would chase it in vain.
             for g, c in enumerate(fixed):
@@ -313,7 +313,7 @@ class Decoder:
         keep = guard if settings.guard else None
         problem = Problem(
             self.slots, self.scale, value, moving, eligible, floor, cap, promises,
-            settings.guard, keep, settings.combine, settings.pace, settings.bonus,
+            settings.guard, keep, settings.combine, can.sum(1).clamp_max(self.slots), settings.pace, settings.bonus,
         )  # fmt: skip
         if moving:
             first = primal_dual.start(problem, torch.zeros_like(rate))
@@ -370,7 +370,7 @@ class Decoder:
         kept = (state.gained >= problem.floor - slack_of(problem.floor)) & (
             state.gained <= problem.cap + slack_of(problem.cap)
         )
-        met = kept.all(1)
+        met = kept.all(1) & ((steps.items >= 0).sum(1) >= problem.room)
         status = torch.full_like(state.count, Status.SHORT)
         reachable = torch.full_like(state.gained, torch.nan)
         if reach is not None:

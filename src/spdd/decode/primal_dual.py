@@ -23,7 +23,10 @@ from ..relevance import normaliser, relevance
 from . import guard as guards
 from .guard import Guard
 
-HUGE = 1e30  # prices end here: an infinite one would turn the worthless items' scores into nan
+# What a price may count in a score: times a value it must stay finite, or the worthless items' scores would be nan.
+HUGE = 1e150
+# Prices themselves end here, and so do their exponents: 0 * exp(710) would be nan.
+LARGEST, STEEPEST = 1e308, 709.0
 
 
 class Promises(NamedTuple):
@@ -48,6 +51,7 @@ class Problem(NamedTuple):
     guarded:  whether targets are promised; `guard` holds the witness for objectives with fixed values
     combine:  (relevance (R, N), value (C, 1 or R, N), price (R, C)) -> scores (R, N)
     pace:     "even" compares each choice with target / slots, "remaining" with what is missing / slots left
+    room:     (R,) slots each row has items for; a slate with fewer is not whole, whatever it gained
     bonus:    chosen (R, K) -> (R, M) added to the scores of all items: what a rival likes about a slate; or None
     """
 
@@ -62,6 +66,7 @@ class Problem(NamedTuple):
     guarded: bool
     guard: Guard | None
     combine: Callable[[Tensor, Tensor, Tensor], Tensor]
+    room: Tensor
     pace: str = "even"
     bonus: Callable[[Tensor], Tensor] | None = None
 
@@ -151,13 +156,13 @@ def replay(problem: Problem, state: State, items: Tensor) -> State:
 def dual(problem: Problem, state: State) -> Tensor:
     """(R, P) today's prices: initial * exp(-sign * rate * excess). `excess` is the shortfall with its sign turned."""
     promises = problem.promises
-    moved = state.initial * _exp(-promises.rate * state.excess * promises.sign)
-    return torch.minimum(moved, promises.ceiling).clamp_max(HUGE)
+    moved = state.initial * _exp((-promises.rate * state.excess * promises.sign).clamp_max(STEEPEST))
+    return torch.minimum(moved, promises.ceiling).clamp_max(LARGEST)
 
 
 def net_price(problem: Problem, state: State) -> Tensor:
     """(R, C) what one unit of each objective adds to a score: the floor's price less the cap's."""
-    return (dual(problem, state) * problem.promises.sign) @ problem.promises.onto
+    return (dual(problem, state).clamp_max(HUGE) * problem.promises.sign) @ problem.promises.onto
 
 
 # ---- parts of `price` that search uses on a few columns ---------------------------------------------------

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from .reference import Groups
 
+STEEPEST = 709.0  # as in `decode.primal_dual`: beyond it exp is infinite, and 0 times that is nan
+
 
 def grouped_topk(
     logits: Tensor, groups: Groups, k: int, eligible: Tensor | None = None
@@ -144,7 +146,7 @@ def _walk(
         for slot in range(slots):
             net = np.zeros(objectives)
             for p in range(len(column)):
-                price = initial[row, p] * math.exp(-rate[row, p] * excess[row, p] * sign[p])
+                price = initial[row, p] * math.exp(min(-rate[row, p] * excess[row, p] * sign[p], STEEPEST))
                 net[column[p]] += min(price, ceiling[row, p]) * sign[p]
             # The witness item that makes room: the one that gives least under a floor, most under a cap.
             swap, total = -1, 0.0
