@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import spdd
-from spdd.decode.search import pad_front
+from spdd.histories import pad_front
 
 SLOTS, FLOOR, DECAY, WIDTH, LENGTH = 10, 3, 0.8, 64, 50
 

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spdd"
 
 # Left to right. Rooms on one line may know each other. A new room needs a place here.
 ROOMS = """
-errors files objective relevance
+errors files histories objective relevance
 values catalog
 slate
 kernels

@@ -703,7 +703,7 @@ def test_a_price_of_nothing_stays_nothing(targets, start, items):
 
 
 def test_a_slate_with_holes_is_never_met():
-    """However it came about: here a rival's bonus gives nan."""
+    """However it came about: here a bonus bars every item."""
 
     class Broken(spdd.Greedy):
         def settings(self, rows):

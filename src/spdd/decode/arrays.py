@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .search import Sampling, pad_front
+from ..histories import pad_front
+from .search import Sampling
 
 
 def check_logits(given: Any, name: str = "`logits`") -> Tensor:

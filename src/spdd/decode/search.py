@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..histories import pad_front
 from ..relevance import log_weight
 from . import primal_dual
 from .primal_dual import Problem, State
@@ -123,21 +124,6 @@ def run(
             move(items, place)
     columns = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
     return state, Steps(columns[0], columns[1], Story(*columns[2:]) if trace else None)
-
-
-def pad_front(histories: Any, device=None) -> Tensor:
-    """(R, L) int64 item numbers, short histories padded with -1 at the front. Takes an array or a list of lists."""
-    if isinstance(histories, Tensor):
-        return histories.long() if histories.dim() == 2 else histories.long()[:, None]
-    if hasattr(histories, "__array__"):
-        return pad_front(torch.as_tensor(histories.__array__()))
-    rows = [torch.as_tensor(row, dtype=torch.int64).flatten() for row in histories]
-    length = max((len(r) for r in rows), default=0)
-    out = torch.full((len(rows), length), -1, dtype=torch.int64)
-    for row, items in zip(out, rows, strict=True):  # lists of Python numbers: no faster way in
-        if len(items):
-            row[-len(items) :] = items
-    return out
 
 
 def _lowest_of_best(scores: Tensor, items: Tensor | None) -> Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from ..histories import pad_front
 
 
 def aligned(histories: Any, *, most: int | None = None, items: int | None = None, device=None) -> Tensor:
@@ -30,20 +31,6 @@ def aligned(histories: Any, *, most: int | None = None, items: int | None = None
     order = known.to(torch.uint8).sort(dim=1, stable=True).indices  # unknown first, otherwise as they came
     padded = padded.gather(1, order).clamp_min(-1)
     return padded if most is None or padded.shape[1] <= most else padded[:, -most:]
-
-
-def pad_front(histories: Any) -> Tensor:
-    """(R, L) int64, short rows padded with -1 at the front."""
-    if isinstance(histories, Tensor):
-        return histories.long() if histories.dim() == 2 else histories.long()[:, None]
-    if isinstance(histories, np.ndarray) and histories.dtype != object:
-        return pad_front(torch.from_numpy(np.ascontiguousarray(histories, dtype=np.int64)))
-    rows = [np.asarray(row, dtype=np.int64).reshape(-1) for row in histories]
-    sizes = np.array([len(row) for row in rows], dtype=np.int64)
-    out = np.full((len(rows), sizes.max(initial=0)), -1, dtype=np.int64)
-    if out.size:
-        out[np.arange(out.shape[1]) >= out.shape[1] - sizes[:, None]] = np.concatenate(rows)
-    return torch.from_numpy(out)
 
 
 def _check_known(padded: Tensor, items: int) -> None:
