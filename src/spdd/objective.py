@@ -135,7 +135,10 @@ def _value(value: Value, name: str) -> Tensor | str | Callable:
     if isinstance(value, str) or (callable(value) and not isinstance(value, (Tensor, np.ndarray))):
         return value
     try:
-        given = value if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements="W"))
+        # A copy: what the caller does with the array afterwards is no wish any more.
+        given = (
+            value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements="W"))
+        ).clone()
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`value` of objective '{name}' must be numbers, one per item, got {type(value).__name__} ({error}). "

@@ -762,6 +762,19 @@ def spoilt(value, place=(1, 7)):
     return logits
 
 
+def moving(function):
+    """A slate-dependent objective; its function gets the number of slots filled, (R, 1)."""
+    value = lambda chosen: function((chosen >= 0).sum(1, keepdim=True).float())  # noqa: E731
+    return ask(objectives=[Objective("x", value, at_least=1)])
+
+
+def later(change):
+    """A model whose scores are no longer what they were after the first slot."""
+    w = world()
+    answers = itertools.chain([w.logits], itertools.repeat(change(w.logits)))
+    return SPDD([new(w)], slots=4).generate(spdd.FromCallable(lambda h: next(answers)), [[]] * 5)
+
+
 MASK = torch.zeros(5, 60, dtype=torch.bool)
 ONES = np.ones(60)
 
@@ -868,6 +881,7 @@ REFUSED = {
     "no seed": (lambda: ask(temperature=1.0), "needs a `seed`"),
     "seed alone": (lambda: ask(seed=1), "belong to sampling"),
     "seed of half": (lambda: ask(temperature=1.0, seed=0.5), "`seed` must be one whole number or one per row, got 0.5"),
+    "seed beyond 64 bits": (lambda: ask(temperature=1.0, seed=2**70), "of at most 64 bits, got 1180591620717411303424"),
     "seeds of other rows": (lambda: ask(temperature=1.0, seed=[1, 2]), "5 rows, got 2 seeds"),
     # models
     "no model": (
@@ -878,6 +892,25 @@ REFUSED = {
         lambda: SPDD([new(world())]).generate(spdd.FromCallable(lambda h: spoilt(torch.nan)), [[]] * 5),
         r"what `model\.logits` returned must be finite, got nan for row 1",
     ),
+    "histories of text": (
+        lambda: SPDD([new(world())]).generate(static(world()), "ab"),
+        "histories must be lists of item numbers, one per row, got 'ab'",
+    ),
+    "scores that lose rows": (lambda: later(lambda logits: logits[:3]), r"\(5, 60\) at first, then got \(3, 60\)"),
+    "scores that lose items": (lambda: later(lambda logits: logits[:, :9]), r"then got \(5, 9\).*`advance`"),
+    "scores that end": (lambda: later(lambda logits: None), "`model.logits` returned must be numbers .* got NoneType"),
+    "scores that turn to bools": (lambda: later(lambda logits: logits > 0), "torch.bool"),
+    # values that depend on the slate
+    "a value of nan": (lambda: moving(lambda n: torch.full((5, 60), torch.nan)), "objective 'x' .* it gave nan"),
+    "a value below 0": (lambda: moving(lambda n: torch.full((5, 60), -1.0)), "objective 'x' .* it gave -1 to -1"),
+    "a value without end": (lambda: moving(lambda n: n / torch.zeros(5, 60)), "objective 'x' must give numbers"),
+    "a value that goes below 0": (lambda: moving(lambda n: 1.0 - n.expand(5, 60)), "it gave -2 to 1"),
+    "a value of another shape": (
+        lambda: moving(lambda n: torch.ones(60, 5)),
+        r"shape \(5, 60\), it gave shape \(60, 5\)",
+    ),
+    "a value per row alone": (lambda: moving(lambda n: torch.ones(5)), r"objective 'x' .*it gave shape \(5,\)"),
+    "no value": (lambda: moving(lambda n: None), "objective 'x' must give one number per item, .* it gave NoneType"),
     "bound to nothing": (lambda: SPDD([new(world())]).bind({"old": ONES}), "objective 'old', which is none of: new"),
 }
 
@@ -894,6 +927,57 @@ def test_a_model_gone_wrong_half_way_is_named():
     answers = itertools.chain([w.logits, w.logits, spoilt(torch.nan)], itertools.repeat(w.logits))
     with pytest.raises(ValueError, match="after its first step"):
         SPDD([new(w)], slots=5).generate(spdd.FromCallable(lambda h: next(answers)), [[]] * 5)
+
+
+@pytest.mark.parametrize("count", [40, 4000])
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.Tensor.half,
+        torch.Tensor.bfloat16,
+        torch.Tensor.long,
+        torch.Tensor.double,
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+    ],
+)
+def test_scores_may_change_their_type_on_the_way(change, count):
+    """All of these hold small whole numbers exactly, so the slates are the same. 4000 items take the short way."""
+    w = world(items=count)
+    logits = (w.logits * 3).round()
+    want = SPDD([new(w)], slots=6).generate(static(w._replace(logits=logits)), [[]] * 5)
+    for first in (logits, change(logits) if change is not torch.Tensor.tolist else logits):
+        answers = itertools.chain([first], itertools.repeat(change(logits)))
+        slate = SPDD([new(w)], slots=6).generate(spdd.FromCallable(lambda h: next(answers)), [[]] * 5)  # noqa: B023
+        assert torch.equal(slate.items, want.items)
+
+
+def test_scores_at_the_end_of_their_type_are_finite():
+    """Their sum is not."""
+    w = world()
+    logits = torch.where(w.logits > 0, w.logits, torch.finfo(torch.float32).min)
+    slate = SPDD([new(w)], slots=4).generate(static(w._replace(logits=logits)), [[]] * 5)
+    assert (slate.items >= 0).all()
+
+
+@pytest.mark.parametrize("shape", [(60,), (1, 60), (5, 60)])
+@pytest.mark.parametrize("kind", [np.float32, np.int64, bool])
+def test_a_value_function_may_give_numpy_and_what_all_rows_share(shape, kind):
+    w = world()
+    fixed = SPDD([new(w)], slots=6, start=0.5).generate(static(w), [[]] * 5)
+    values = np.broadcast_to(w.new.numpy().astype(kind), shape)
+    made = SPDD([Objective("new", lambda chosen: values, at_least=3)], slots=6, start=0.5).generate(static(w), [[]] * 5)
+    assert torch.equal(made.gained, fixed.gained)
+    assert (made.status == MET).all()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_an_objective_keeps_its_own_values(kind):
+    w = world()
+    values = kind(w.new.clone())
+    decoder = SPDD([Objective("new", values, at_least=3)], slots=6)
+    values[:] = 0
+    same(decoder.rerank(w.logits), SPDD([new(w)], slots=6).rerank(w.logits))
 
 
 def test_values_can_be_bound_later():

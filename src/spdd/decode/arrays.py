@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,29 +15,96 @@ from .search import Sampling
 
 def check_logits(given: Any, name: str = "`logits`") -> Tensor:
     """(R, M) float32 or float64, finite."""
-    try:
-        logits = given if isinstance(given, Tensor) else torch.as_tensor(np.require(given, requirements="W"))
-    except TypeError:
-        raise TypeError(f"{name} must be numbers of shape (rows, items), got {type(given).__name__}.") from None
-    if logits.dim() != 2 or logits.is_complex() or logits.dtype == torch.bool:
-        raise ValueError(
-            f"{name} must be numbers of shape (rows, items), got shape {tuple(logits.shape)} of {logits.dtype}. "
-            "One row alone is logits[None]."
-        )
+    logits = _matrix(given, name)
     if logits.shape[1] == 0:
         raise ValueError(f"{name} must score at least one item, got shape {tuple(logits.shape)}.")
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.to(torch.float64 if not logits.is_floating_point() else torch.float32)
-    # A finite sum proves every entry finite and costs one read; only an infinite one needs the closer look.
-    if not bool(torch.isfinite(logits.sum())):
+    if not bool(all_finite(logits)):
         bad = ~torch.isfinite(logits)
-        if bool(bad.any()):
-            row, item = bad.nonzero()[0].tolist()
-            raise ValueError(
-                f"{name} must be finite, got {logits[row, item].item()} for row {row}, item {item} "
-                f"({int(bad.sum())} such entries). Name items a row must not get in `exclude`."
-            )
+        row, item = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} must be finite, got {logits[row, item].item()} for row {row}, item {item} "
+            f"({int(bad.sum())} such entries). Name items a row must not get in `exclude`."
+        )
     return logits.detach()
+
+
+def later_logits(given: Any, first: Tensor, name: str) -> Tensor:
+    """Scores of a later step, of the first ones' shape, type and device. Nothing here waits for the device."""
+    logits = _matrix(given, name)
+    if logits.shape != first.shape:
+        raise ValueError(
+            f"{name} must keep its shape from slot to slot, {tuple(first.shape)} at first, then got "
+            f"{tuple(logits.shape)}. Check the model's `advance`: it is told one item per row."
+        )
+    return logits.detach().to(first.device, first.dtype)
+
+
+def all_finite(numbers: Tensor) -> Tensor:
+    """() bool, on the device: whether every number is finite. One read, nothing written; nan passes through both ends."""
+    if not numbers.numel():
+        return torch.ones((), dtype=torch.bool, device=numbers.device)
+    least, most = torch.aminmax(numbers)
+    return torch.isfinite(least) & torch.isfinite(most)
+
+
+def _matrix(given: Any, name: str) -> Tensor:
+    try:
+        matrix = given if isinstance(given, Tensor) else torch.as_tensor(np.require(given, requirements="W"))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be numbers of shape (rows, items), got {type(given).__name__}.") from None
+    if matrix.dim() != 2 or matrix.is_complex() or matrix.dtype == torch.bool:
+        raise ValueError(
+            f"{name} must be numbers of shape (rows, items), got shape {tuple(matrix.shape)} of {matrix.dtype}. "
+            "One row alone is logits[None]."
+        )
+    return matrix
+
+
+class SlateValue:
+    """An objective's value function, watched.
+
+    What it gives must be numbers, one per item, of every row or for all rows: that is seen at once. Whether they are
+    finite and not negative only the device knows; it keeps the smallest and the largest until `complain` asks, once.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Any], name: str, items: int):
+        self.function, self.name, self.items = function, name, items
+        self.range: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, chosen: Tensor) -> Tensor:
+        value = self._numbers(self.function(chosen), chosen)
+        if value.numel():
+            least, most = torch.aminmax(value)
+            if self.range is not None:
+                least, most = torch.minimum(self.range[0], least), torch.maximum(self.range[1], most)
+            self.range = least, most
+        return value.expand(len(chosen), -1)
+
+    def complain(self) -> None:
+        if self.range is None:
+            return
+        least, most = torch.stack(self.range).tolist()
+        if not (least >= 0 and most < np.inf):
+            raise ValueError(
+                f"`value` of objective '{self.name}' must give numbers that are finite and not negative, it gave "
+                f"{f'{least:g} to {most:g}' if least == least else 'nan'}. Check the function: it is shown the items "
+                "placed so far, (rows, slots), -1 where a slot is empty."
+            )
+
+    def _numbers(self, given: Any, chosen: Tensor) -> Tensor:
+        """(1 or R, M) float64 where `chosen` is."""
+        rows, rule = len(chosen), f"`value` of objective '{self.name}' must give one number per item,"
+        try:
+            value = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+        except (TypeError, ValueError):
+            raise TypeError(f"{rule} shape ({rows}, {self.items}), it gave {type(given).__name__}.") from None
+        if value.shape not in ((self.items,), (1, self.items), (rows, self.items)) or value.is_complex():
+            raise ValueError(
+                f"{rule} shape ({rows}, {self.items}), it gave shape {tuple(value.shape)} of {value.dtype}."
+            )
+        return value.detach().to(chosen.device, torch.float64).reshape(-1, self.items)
 
 
 def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | None:
@@ -116,9 +184,10 @@ def sampling_of(temperature: Any, top_p: float, seed: Any, logits: Tensor) -> Sa
         raise ValueError(
             "sampling needs a `seed`: one whole number, or one per row, so that slates can be drawn again."
         )
-    seeds = torch.as_tensor(np.asarray(seed.cpu() if isinstance(seed, Tensor) else seed), device=logits.device)
-    if seeds.is_floating_point() or seeds.dtype == torch.bool or seeds.dim() > 1:
-        raise ValueError(f"`seed` must be one whole number or one per row, got {seed!r}.")
+    given = np.asarray(seed.cpu() if isinstance(seed, Tensor) else seed)
+    if given.dtype.kind not in "iu" or given.ndim > 1:  # a number of more than 64 bits is an object to numpy
+        raise ValueError(f"`seed` must be one whole number or one per row, of at most 64 bits, got {seed!r}.")
+    seeds = torch.as_tensor(given.astype(np.int64), device=logits.device)
     if seeds.dim() == 0:  # one number for the batch: rows differ by their place in it
         seeds = seeds.long() * 1_000_003 + torch.arange(len(logits), device=logits.device)
     if len(seeds) != len(logits):

@@ -20,7 +20,7 @@ from ..objective import Objective, check_objectives
 from ..relevance import check_scale, normaliser, relevance
 from ..slate import Slate, Status, Trace
 from . import primal_dual
-from .arrays import check_logits, eligible_items, row_numbers, sampling_of
+from .arrays import SlateValue, all_finite, check_logits, eligible_items, later_logits, row_numbers, sampling_of
 from .guard import Reach, find_witness, slack_of
 from .polish import polish
 from .primal_dual import Problem, Promises, State, linear
@@ -192,7 +192,7 @@ class Decoder:
         value, groups = self._values(logits)
         if sampling is not None or (groups is not None and 2 * len(groups.level) > logits.shape[1]):
             groups = None
-        now = _Now(model_state, logits, torch.isfinite(logits.sum()))
+        now = _Now(model_state, logits, torch.ones((), dtype=torch.bool, device=logits.device))
 
         def see(open_: Tensor | None, depth: int, value: Tensor) -> View:
             norm = normaliser(self.scale, now.logits, eligible)
@@ -209,8 +209,8 @@ class Decoder:
 
         def move(chosen: Tensor, place: Tensor) -> None:
             now.state = model.advance(now.state, chosen.clamp_min(0))  # a row with nothing left has no say any more
-            now.logits = model.logits(now.state)
-            now.finite = now.finite & torch.isfinite(now.logits.sum())
+            now.logits = later_logits(model.logits(now.state), now.logits, "what `model.logits` returned")
+            now.finite = now.finite & all_finite(now.logits)
 
         state, steps = run(problem, state, look, move, sampling, trace)
         if not bool(now.finite):  # asked once, after the last slot: asking in every slot would stall the device
@@ -284,7 +284,11 @@ class Decoder:
         floor, cap = self._targets(rows, device)
         column, sign, target, rate = self._promised(settings, floor, cap, rows, device)
         share = (target / self.slots).nan_to_num(0.0, 0.0, 0.0)  # of the target as asked: the printed update's R/K
-        moving = tuple((c, _within(o.value, eligible)) for c, o in enumerate(self.objectives) if o.depends_on_slate)
+        moving = tuple(
+            (c, SlateValue(_within(o.value, eligible), o.name, value.shape[2]))
+            for c, o in enumerate(self.objectives)
+            if o.depends_on_slate
+        )
         in_slate = [o.in_slate for o in self.objectives]
         bound = torch.tensor(in_slate, dtype=torch.bool, device=device)
         floor, cap = floor.masked_fill(~bound, -torch.inf), cap.masked_fill(~bound, torch.inf)
@@ -366,6 +370,8 @@ class Decoder:
         )
 
     def _pack(self, problem: Problem, reach: Reach | None, state: State, steps: Steps) -> Slate:
+        for _, value in problem.moving:
+            cast(SlateValue, value).complain()
         rows, count = state.gained.shape
         kept = (state.gained >= problem.floor - slack_of(problem.floor)) & (
             state.gained <= problem.cap + slack_of(problem.cap)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..relevance import LOG_SCALES, normaliser, relevance
 from . import primal_dual
+from .arrays import all_finite
 from .primal_dual import Problem, State, linear
 from .search import View
 
@@ -130,7 +131,7 @@ class Proposals:
         items, logits = self.model.propose(self.state, open_, bonus)
         there = items >= 0
         logits = logits.masked_fill(~there, 0)
-        self.finite = self.finite & torch.isfinite(logits.sum())
+        self.finite = self.finite & all_finite(logits)
         return Found(items, logits, there)
 
     def _favoured(self, allowed: Tensor, gain: Tensor, plain: Tensor) -> Found:

@@ -94,13 +94,13 @@ class EPR(WA):
             return value
 
         moving = tuple((c, at_places(function)) for c, function in problem.moving)
-        problem = problem._replace(value=value, moving=moving, eligible=found)
+        places = problem._replace(value=value, moving=moving, eligible=found)
         worth = plain.relevance.masked_fill(~found, 0)
 
         def look(state) -> View:
-            return View(worth, primal_dual.value_now(problem, state), primal_dual.open_items(problem, state), None)
+            return View(worth, primal_dual.value_now(places, state), primal_dual.open_items(places, state), None)
 
-        state, steps = run(problem, state, look, lambda chosen, place: None, trace=trace)
+        state, steps = run(places, state, look, lambda chosen, place: None, trace=trace)
         return self._pack(problem, reach, state, _renamed(steps, items))
 
 
