@@ -11,7 +11,7 @@ new ones, five times larger, after every choice. Counted:
     doubted    infeasible rows whose status is not IMPOSSIBLE
     solver     rows for which the fast heuristics found no slate although there was one, so that the exact solver had to
     proofs     rows for which it had to show that there is none
-    gave up    rows it could not settle in the second it has (`guard.PATIENCE`); these depend on the machine's speed
+    gave up    rows it could not settle with the branches it has (`guard.NODES`)
 
 Rows that the benchmark's own solver cannot settle in --seconds are left out of "missed" and "doubted", unless the
 decoder met them, which settles it. Intervals are Clopper-Pearson's, 95 %.
@@ -171,8 +171,8 @@ class Solver:
         self.count = {"solver": 0, "proofs": 0, "gave up": 0}
         self.exact = guard._exact
 
-        def counted(value, eligible, floor, cap, size, seconds):
-            place, reach, settled = self.exact(value, eligible, floor, cap, size, seconds)
+        def counted(value, eligible, floor, cap, size):
+            place, reach, settled = self.exact(value, eligible, floor, cap, size)
             kept = False
             if place is not None:
                 total = (value[:, place] * eligible[place]).sum(1)

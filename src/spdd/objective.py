@@ -20,8 +20,9 @@ Target = Any  # a number of value units per slate, "30%" of the slots, or one nu
 
 PER = ("slate", "traffic", "both")
 
-# A floor counts as met when it is missed by less than this: values are often float32, and three times
-# float32(0.7) falls 1e-7 short of 2.1. It is also the feasibility tolerance of the exact solver.
+# A floor counts as met when it is missed by less than this part of it: values are often float32, and three times
+# float32(0.7) falls 1e-7 short of 2.1. A part, so that it does not matter in which unit values are; a cap of 0 is kept
+# to the letter. It is also the feasibility tolerance of the exact solver.
 TOLERANCE = 1e-6
 
 

@@ -13,7 +13,6 @@ gets as close as it can.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import torch
@@ -24,9 +23,11 @@ from ..objective import TOLERANCE
 # Local search looks at whole candidate lists up to this length; of longer ones at the extremes of every objective.
 WIDE = 512
 
-# Seconds the exact solver may take for one row that local search could not settle, and a tenth of what it may take for a
-# batch. A sum of real values in a narrow window is a knapsack: most take milliseconds, some would take hours.
-PATIENCE = 1.0
+# Branches the exact solver may try for one row that local search could not settle: about a second. A sum of real values in
+# a narrow window is a knapsack: most take milliseconds, some would take hours. Counted in branches, so that a row's status
+# does not depend on the machine, or on who else is in its batch; seconds are there for what no count foresees.
+NODES = 5000
+PATIENCE = 60.0
 
 
 class Guard(NamedTuple):
@@ -136,8 +137,8 @@ def advance(guard: Guard, alive: Tensor, gained: Tensor, items: Tensor, value: T
 
 
 def slack_of(target: Tensor) -> Tensor:
-    """How much a target may be missed by rounding; 0 for a target that is not there."""
-    return TOLERANCE * target.abs().clamp_min(1.0).nan_to_num(posinf=0.0)
+    """How much a target may be missed by rounding, whatever the unit of its values; 0 for a target that is not there."""
+    return TOLERANCE * target.abs().nan_to_num(posinf=0.0)
 
 
 # ---- finding the witness --------------------------------------------------------------------------------
@@ -174,6 +175,9 @@ def _collected(value: Tensor, eligible: Tensor, place: Tensor) -> Tensor:
 
 def _search(value, eligible, floor, cap, size):
     """Places of a witness for several targets at once, and what can be reached of each objective alone."""
+    # In units of the largest values, so that no objective weighs more for the unit it is in; powers of two round nothing.
+    unit = near_power(value.masked_fill(~eligible, 0).amax(2))  # (C, R)
+    value, floor, cap = value / unit[:, :, None], floor / unit.T, cap / unit.T
     highs = [_collected(v[None], eligible, _extreme(v, eligible, size, 1.0))[:, 0] for v in value]
     lows = [_collected(v[None], eligible, _extreme(v, eligible, size, -1.0))[:, 0] for v in value]
     high, low = torch.stack(highs, 1), torch.stack(lows, 1)  # (R, C)
@@ -191,21 +195,24 @@ def _search(value, eligible, floor, cap, size):
     reachable = torch.where(window, under_cap, reachable)
     miss = _violation(_collected(value, eligible, place), floor, cap) > 0
     unsettled = torch.zeros_like(miss)
-    deadline = time.monotonic() + 10 * PATIENCE
     solved = {}  # rows that share items and targets are one problem
     for row in miss.nonzero()[:, 0].tolist():  # the few rows local search could not settle
         problem = (value[:, row], eligible[row], floor[row], cap[row])
         key = b"".join(x.cpu().numpy().tobytes() for x in problem)
         if key not in solved:
-            left = deadline - time.monotonic()
-            solved[key] = _exact(*problem, size, min(PATIENCE, left)) if left > 0 else (None, None, False)
+            solved[key] = _exact(*problem, size)
         exact, reach, sure = solved[key]
         unsettled[row] = not sure
         if exact is not None:
             place[row] = exact
         if reach is not None:
             reachable[row] = torch.where(window[row], reach, reachable[row])
-    return place, reachable, unsettled
+    return place, reachable * unit.T, unsettled
+
+
+def near_power(largest: Tensor) -> Tensor:
+    """The powers of two next above these numbers; 1 for 0."""
+    return torch.where(largest > 0, largest, 1.0).log2().ceil().exp2()
 
 
 def _pool(value, eligible, size):
@@ -292,7 +299,7 @@ def _row(flat, place):
     return flat.gather(1, place[:, :, None].expand(-1, -1, flat.shape[2]))[:, 0]
 
 
-def _exact(value, eligible, floor, cap, size, seconds):
+def _exact(value, eligible, floor, cap, size):
     """One row settled by the exact solver: places of a slate that keeps the targets, or else of one that comes as close
     as its caps allow, or None; what can be reached of each objective, where that was needed; whether it was settled."""
     from .oracle import reachable, static_optimum
@@ -300,13 +307,13 @@ def _exact(value, eligible, floor, cap, size, seconds):
     v, ok = value.T.cpu().numpy(), eligible.cpu().numpy()
     lo, hi = floor.cpu().numpy(), cap.cpu().numpy()
     nothing = v.sum(1) * 0
-    reach = None
+    reach, limits = None, {"nodes": NODES, "seconds": PATIENCE}
     try:
-        found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds)
+        found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, **limits)
         if not found.feasible:  # a window no sum falls into, or targets that exclude each other
-            reach = reachable(v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds).to(value.device)
+            reach = reachable(v, slots=size, floor=lo, cap=hi, eligible=ok, **limits).to(value.device)
             lo = torch.minimum(floor, reach).cpu().numpy()
-            found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, seconds=seconds)
+            found = static_optimum(nothing, v, slots=size, floor=lo, cap=hi, eligible=ok, **limits)
     except TimeoutError:
         return None, reach, reach is not None
     if not found.feasible:

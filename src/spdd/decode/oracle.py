@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..objective import TOLERANCE
+
 
 class Optimum(NamedTuple):
     """The best slate of one row. Where no slate meets every floor and cap: no items, relevance -inf, not feasible."""
@@ -26,7 +28,9 @@ class Enumeration(NamedTuple):
     relevance: torch.Tensor  # (S, K), of the chosen item at its slot, after `relevance=` was applied
 
 
-def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=None, seconds=None) -> Optimum:
+def static_optimum(
+    relevance, value, *, slots, floor=None, cap=None, eligible=None, nodes=None, seconds=None
+) -> Optimum:
     """The most relevant set of `slots` distinct items that keeps every floor and cap, for scores that do not move.
 
         max sum_j p_j a_j    s.t.  sum_j a_j = K,   floor <= sum_j b_j a_j <= cap,   a in {0, 1}
@@ -35,7 +39,8 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
 
     relevance: (M,).  value: (M,) or (M, C).  floor, cap: number or (C,), -inf / +inf / None where there is none.
     eligible: (M,) bool.  With fewer eligible items than slots the slate holds all of them.
-    seconds: stop after so many, with the best slate found so far, or a TimeoutError where there is none
+    nodes, seconds: stop after so many (of the search tree), with the best slate found so far, or a TimeoutError
+        where there is none; what a number of nodes finds does not depend on the machine or what else it does
 
     >>> best = static_optimum([0.9, 0.8, 0.3, 0.1], [0, 0, 1, 1], slots=2, floor=1)
     >>> best.items.tolist(), round(best.relevance, 6), best.gained.tolist()
@@ -49,19 +54,22 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
     count = min(slots, int(eligible.sum()))
     # HiGHS stops within 1e-6 of the optimum whatever the relative gap: relevance is stretched so that this is nothing.
     stretch = 1e4 / max(np.abs(relevance[eligible]).max(initial=0.0), 1e-300)
+    rows, low, high, allowed = _constraints(value, floor, cap, eligible)
+    limits = {"node_limit": nodes, "time_limit": seconds}
     answer = milp(
         -np.where(eligible, relevance, 0.0) * stretch,
         integrality=np.ones(len(relevance)),
-        bounds=Bounds(0, eligible.astype(float)),
+        bounds=Bounds(0, allowed.astype(float)),
         constraints=LinearConstraint(
-            np.vstack([np.ones(len(relevance)), value.T]), np.append(count, floor), np.append(count, cap)
+            np.vstack([np.ones(len(relevance)), *rows]), np.append(count, low), np.append(count, high)
         ),
-        options={"mip_rel_gap": 0.0} | ({} if seconds is None else {"time_limit": seconds}),
+        options={"mip_rel_gap": 0.0} | {name: limit for name, limit in limits.items() if limit is not None},
     )
     if answer.status == 2:
         return _nothing(value.shape[1])
-    if answer.x is None and answer.status == 1:
-        raise TimeoutError(f"the integer program was not settled in {seconds} s")
+    # scipy has no status of its own for the end of the nodes, only HiGHS's words.
+    if answer.x is None and (answer.status == 1 or "limit reached" in answer.message):
+        raise TimeoutError(f"the integer program was not settled within {limits}")
     if answer.x is None:
         raise RuntimeError(f"the integer program was not solved: {answer.message}")
     items = np.flatnonzero(answer.x > 0.5)
@@ -69,14 +77,14 @@ def static_optimum(relevance, value, *, slots, floor=None, cap=None, eligible=No
     return _optimum(items, relevance[items], value)
 
 
-def reachable(value, *, slots, floor=None, cap=None, eligible=None, seconds=None) -> torch.Tensor:
+def reachable(value, *, slots, floor=None, cap=None, eligible=None, nodes=None, seconds=None) -> torch.Tensor:
     """What each objective could get from a full slate if it were alone: (C,). Exact.
 
     A floor (or nothing) asked: the most a slate can collect. A cap only: the least. Both: the largest sum that
     keeps the cap, or the least there is if none does. A floor above it, or a cap below it, is impossible.
 
     value: (M,) or (M, C).  floor, cap: number or (C,).  eligible: (M,) bool.
-    seconds: as for `static_optimum`; then a sum under a cap is the largest found
+    nodes, seconds: as for `static_optimum`; then a sum under a cap is the largest found
 
     >>> reachable([[1, 1], [1, 1], [0, 3]], slots=2, floor=[1, -torch.inf], cap=[torch.inf, 3]).tolist()
     [2.0, 2.0]
@@ -88,7 +96,8 @@ def reachable(value, *, slots, floor=None, cap=None, eligible=None, seconds=None
     least, most = ordered[:count].sum(0), ordered[len(ordered) - count :].sum(0)
     answer = np.where(np.isneginf(floor) & np.isfinite(cap), least, most)
     for c in np.flatnonzero(np.isfinite(floor) & (most > cap)):
-        below = static_optimum(value[:, c], value[:, c], slots=slots, cap=cap[c], eligible=eligible, seconds=seconds)
+        one = value[:, c]
+        below = static_optimum(one, one, slots=slots, cap=cap[c], eligible=eligible, nodes=nodes, seconds=seconds)
         answer[c] = below.relevance if below.feasible else least[c]
     return torch.from_numpy(answer)
 
@@ -134,13 +143,14 @@ def enumerate_slates(model, history, *, slots, exclude=(), relevance=None) -> En
 def autoregressive_optimum(enumeration: Enumeration, value, floor=None, cap=None) -> Optimum:
     """The most relevant ordered slate that keeps every floor and cap.
 
-    value: (M,) or (M, C).  floor, cap: number or (C,).  Sums may miss a target by 1e-9: they are rounded numbers.
+    value: (M,) or (M, C).  floor, cap: number or (C,).  Sums may miss a target by 1e-9 of it: they are rounded numbers.
     """
     value, _ = _arrays(value, None)
     gained = torch.from_numpy(value)[enumeration.items.cpu()].sum(1)  # (S, C)
     floor, cap = (torch.from_numpy(_targets(t, none, value.shape[1])) for t, none in ((floor, -np.inf), (cap, np.inf)))
     total = enumeration.relevance.double().cpu().sum(1)
-    total[((gained < floor - 1e-9) | (gained > cap + 1e-9)).any(1)] = -torch.inf
+    low, high = (t - 1e-9 * t.abs().nan_to_num(posinf=0.0) * side for t, side in ((floor, 1), (cap, -1)))
+    total[((gained < low) | (gained > high)).any(1)] = -torch.inf
     best = int(total.argmax())
     if total[best] == -torch.inf:
         return _nothing(value.shape[1])
@@ -162,6 +172,27 @@ def take_rows(state, rows):
         parts = [take_rows(part, rows) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state
+
+
+def _constraints(value, floor, cap, eligible):
+    """A row for each floor and cap, in units of its own target: the solver lets every row be missed by 1e-6.
+
+    An item worth more than the whole floor counts as the floor, and one worth more than the cap may not be chosen:
+    neither changes what is feasible, and no number is far above 1.
+    """
+    rows, low, high, allowed = [], [], [], eligible
+    for worth, least, most in zip(value.T, floor, cap, strict=True):
+        if most < np.inf:
+            allowed = allowed & (worth <= most * (1 + TOLERANCE))
+            if most > 0:
+                rows.append(np.where(allowed, worth, 0.0) / most)
+                low.append(-np.inf)
+                high.append(1.0)
+        if least > 0:
+            rows.append(np.minimum(worth, least) / least)
+            low.append(1.0)
+            high.append(np.inf)
+    return rows, low, high, allowed
 
 
 def _optimum(items, relevance, value) -> Optimum:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .guard import slack_of
+from .guard import near_power, slack_of
 
 ROUNDS = 3  # passes over the prices when there are several
 STEPS = 40  # halvings of a price's bracket
-RANGE = 1e-6, 1e15  # prices are sought between these, in units of how far a plain slate's relevance spreads
+# Prices are sought between these, in units of how far a plain slate's relevance spreads per largest value.
+RANGE = 1e-6, 1e15
 
 
 def warm_prices(
@@ -82,7 +83,6 @@ def _bisect(relevance, value, open_, target, column, sign, size, shared=False):
         unit = unit.mean(0, keepdim=True).expand(rows)
     unit = torch.where(unit > 0, unit, 1.0)
     prices = torch.zeros(rows, promises, dtype=torch.float64, device=relevance.device)
-    low_end, high_end = ((unit * end).log() for end in RANGE)
 
     def kept(prices, p):
         scores = finite
@@ -97,7 +97,9 @@ def _bisect(relevance, value, open_, target, column, sign, size, shared=False):
         return (sign[p] * (total - goal)) >= -slack_of(goal)
 
     for _ in range(ROUNDS if promises > 1 else 1):
-        for p in range(promises):
+        for p, c in enumerate(column):
+            largest = value[c].amax().expand(rows) if shared else value[c].amax(1).expand(rows)
+            low_end, high_end = ((unit * end / near_power(largest)).log() for end in RANGE)
             trial = prices.clone()
             trial[:, p] = -low_end.exp()  # free is what is kept even where level items go the wrong way
             free = kept(trial, p)

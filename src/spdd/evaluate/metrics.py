@@ -137,8 +137,9 @@ def shortfall(gained: np.ndarray, floor: Any) -> np.ndarray:
     >>> shortfall(np.array([2.0, 3.0, 4.0]), 3)
     array([1., 0., 0.])
     """
-    missing = np.asarray(floor, dtype=np.float64) - gained
-    return np.where(missing <= TOLERANCE, 0.0, missing)
+    floor = np.asarray(floor, dtype=np.float64)
+    missing = floor - gained
+    return np.where(missing <= TOLERANCE * np.abs(floor), 0.0, missing)
 
 
 def divided(top: np.ndarray, bottom: np.ndarray, otherwise: float = np.nan) -> np.ndarray:

@@ -352,7 +352,7 @@ def count(summary: Summary, decoder, slate, plain, real: np.ndarray) -> None:
         floor = -floor if np.isinf(floor) else floor
         tally.gained += float(gained.sum())
         tally.greedy += float(given(objective.value, plain.items).sum())
-        low, high = (t - TOLERANCE * max(1.0, abs(t)) if np.isfinite(t) else t for t in (floor, -cap))
+        low, high = (t - TOLERANCE * abs(t) if np.isfinite(t) else t for t in (floor, -cap))
         tally.met += int(((gained >= low) & (-gained >= high)).sum())
         # The most that can be had of a floor, the least of a cap by itself.
         beyond = reachable < low if np.isfinite(floor) else -reachable < high
