@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -127,6 +127,10 @@ class _Value:
         """(M,), or (R, M) where rows have numbers of their own."""
         return tuple(self.placed.first[0].shape)
 
+    def for_slots(self, slots: int) -> Self:
+        """The same for slates of so many slots, however many of them `chosen` has: the last may be left out while empty."""
+        return self
+
     def _tensors(self, chosen: Tensor) -> tuple[Tensor, ...]:
         if len(self.shape) == 2 and self.shape[0] != len(chosen):
             raise ValueError(
@@ -153,7 +157,12 @@ class Coverage(_Value):
 
 @dataclass(frozen=True, eq=False)
 class Calibration(_Value):
-    """See `calibration`."""
+    """See `calibration`. slots: of a slate, where `chosen` does not have them all"""
+
+    slots: int | None = None
+
+    def for_slots(self, slots: int) -> Calibration:
+        return replace(self, slots=slots)
 
     @property
     def shape(self):
@@ -163,7 +172,7 @@ class Calibration(_Value):
 
     def __call__(self, chosen: Tensor) -> Tensor:
         *parts, wanted = self._tensors(chosen)
-        parts, slots = Members(*parts), chosen.shape[1]
+        parts, slots = Members(*parts), self.slots or chosen.shape[1]
         return marginal(parts, held(parts, chosen), lambda x, look: torch.minimum(x / slots, look(wanted)))
 
 

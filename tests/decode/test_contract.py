@@ -6,6 +6,7 @@ That the algorithm itself is right is in test_primal_dual.py; here a decoder is 
 import functools
 import itertools
 import re
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -717,6 +718,57 @@ def test_a_slate_with_holes_is_never_met():
     slate = Broken([new(w, at_most=4)], slots=5).rerank(w.logits)
     assert (slate.items == -1).all()
     assert (slate.status == SHORT).all()
+
+
+# ---- more slots than items ----
+
+
+@every
+@pytest.mark.parametrize("door", ["rerank", "generate"])
+def test_slots_beyond_the_items_cost_nothing(name, door):
+    """A slate of 100,000 slots for 8 items took minutes; it is one of 8 with empty slots behind."""
+    w = world(items=8)
+    if name == "SPDD values of the slate":
+        return  # the caller's own function is shown every slot there is
+    long = DECODERS[name](w, 100_000) if name != "EPR" else spdd.EPR([new(w)], slots=100_000, pool=100_000)
+    began = time.process_time()
+    slate = long.rerank(w.logits, trace=True) if door == "rerank" else long.generate(static(w), [[]] * 5, trace=True)
+    assert time.process_time() - began < 2
+    assert slate.items.shape == slate.relevance.shape == slate.trace.plain.shape == (5, 100_000)
+    assert slate.trace.dual.shape == (5, 100_000, len(long.objectives))
+    assert (slate.items[:, :8].sort(1).values == torch.arange(8)).all()
+    assert (slate.items[:, 8:] == -1).all()
+    assert slate.relevance[:, 8:].isnan().all()
+
+
+def test_a_value_function_is_shown_every_slot():
+    shapes = set()
+
+    def value(chosen):
+        shapes.add(tuple(chosen.shape))
+        return torch.ones(5, 8)
+
+    SPDD([Objective("x", value, at_least=3)], slots=20).rerank(world(items=8).logits)
+    assert shapes == {(5, 20)}
+
+
+def test_calibration_counts_the_empty_slots_too():
+    w = world(items=8)
+    table = torch.eye(4)[w.genre]
+    decoder = SPDD([Objective("taste", spdd.calibration(table, [1, 1, 1, 1]), at_least=0.5)], slots=16)
+    slate = decoder.rerank(w.logits)
+    have = torch.bincount(w.genre, minlength=4) / 16
+    torch.testing.assert_close(slate.gained[:, 0], have.clamp_max(0.25).sum().double().expand(5))
+
+
+def test_a_long_slate_has_no_holes():
+    """Longer than the pool in which exchanges are tried."""
+    w = world(items=400)
+    for slots in (64, 65, 150, 399):
+        floor = 0.55 * slots
+        slate = SPDD([Objective("worth", w.worth, at_least=floor)], slots=slots).rerank(w.logits)
+        assert (slate.items >= 0).all()
+        assert (slate.status == (MET if w.worth.topk(slots).values.sum() >= floor else IMPOSSIBLE)).all()
 
 
 # ---- anything at all -------------------------------------------------------------------------------------

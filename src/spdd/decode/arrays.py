@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,14 +66,20 @@ class SlateValue:
 
     What it gives must be numbers, one per item, of every row or for all rows: that is seen at once. Whether they are
     finite and not negative only the device knows; it keeps the smallest and the largest until `complain` asks, once.
+
+    slots: how many a slate has. The loop stops where rows run out of items; a function that does not say (`for_slots`) that
+           it needs no more is shown every slot
     """
 
-    def __init__(self, function: Callable[[Tensor], Any], name: str, items: int):
-        self.function, self.name, self.items = function, name, items
+    def __init__(self, function: Any, name: str, items: int, slots: int):
+        narrow = hasattr(function, "for_slots")
+        self.function = function.for_slots(slots) if narrow else function
+        self.name, self.items, self.shown = name, items, 0 if narrow else slots
         self.range: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, chosen: Tensor) -> Tensor:
-        value = self._numbers(self.function(chosen), chosen)
+        more = max(0, self.shown - chosen.shape[1])
+        value = self._numbers(self.function(torch.nn.functional.pad(chosen, (0, more), value=-1)), chosen)
         if value.numel():
             least, most = torch.aminmax(value)
             if self.range is not None:

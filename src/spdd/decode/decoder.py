@@ -22,7 +22,7 @@ from ..slate import Slate, Status, Trace
 from . import primal_dual
 from .arrays import SlateValue, all_finite, check_logits, eligible_items, later_logits, row_numbers, sampling_of
 from .guard import Reach, find_witness, slack_of
-from .polish import polish
+from .polish import LONGEST, polish
 from .primal_dual import Problem, Promises, State, linear
 from .proposals import Proposals, Proposer, placeholder, proposes, wanted
 from .search import Model, Steps, View, run
@@ -69,18 +69,21 @@ class Decoder:
     # ---- what callers use ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def rerank(self, logits, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None) -> Slate:
+    def rerank(self, logits, *, exclude=None, trace=None, temperature=None, top_p=1.0, seed=None, padded=True) -> Slate:
         """Slates from scores that stay as they are while the slate fills.
 
         logits:  (R, M) the model's raw scores, numpy or torch, any float type; the slate comes back as the same kind
         exclude: items a row must not get: (M,) or (R, M) bool, or one list of item numbers per row
         trace:   True keeps the story of every slot in `slate.trace`
-        temperature, top_p, seed: draw slates instead of taking the best; `seed` is one number or one per row
+        temperature, top_p, seed: draw slates instead of taking the best; `seed` is one number, from which rows draw by
+                 their place, or one per row, which draws the same slate in any batch
+        padded:  False leaves out the slots beyond the number of items, which are empty in every row
         """
         scores = check_logits(logits)
         eligible = eligible_items(exclude, None, scores)
         sampling = sampling_of(temperature, top_p, seed, scores)
         slate = self._static(scores, eligible, sampling, self.trace if trace is None else trace)
+        slate = _widened(slate, self.slots) if padded else slate
         return slate if isinstance(logits, Tensor) else slate.numpy()
 
     @torch.no_grad()
@@ -109,6 +112,7 @@ class Decoder:
         eligible = eligible_items(exclude, histories, logits)
         sampling = sampling_of(temperature, top_p, seed, logits)
         slate = self._autoregressive(model, state, logits, eligible, sampling, self.trace if trace is None else trace)
+        slate = _widened(slate, self.slots)
         return slate.numpy() if isinstance(histories, np.ndarray) else slate
 
     def bind(self, values: Mapping[str, Any]) -> Decoder:
@@ -155,7 +159,7 @@ class Decoder:
             best, items, near = _best_of_groups(logits, groups, self.slots, eligible)
             eligible = items >= 0
             logits = best.masked_fill(~eligible, 0)
-            if not self.polished(near):
+            if self.slots > LONGEST or not self.polished(near):
                 worth = relevance(self.scale, logits, norm)
                 view = View(worth, near, eligible, items, static=True)
                 problem, reach, begun = self._begin(groups.level.T[:, None], None, view)
@@ -175,7 +179,8 @@ class Decoder:
 
             return run(problem, begun, look, lambda chosen, place: None, sampling, trace, only)
 
-        guard = problem.guard if sampling is None and self.polished(value) else None
+        polished = sampling is None and problem.width <= LONGEST and self.polished(value)
+        guard = problem.guard if polished else None
         state, steps = walk(problem, trace and guard is None)
         if guard is not None:
             price = primal_dual.net_price(problem, begun)
@@ -285,7 +290,7 @@ class Decoder:
         column, sign, target, rate = self._promised(settings, floor, cap, rows, device)
         share = (target / self.slots).nan_to_num(0.0, 0.0, 0.0)  # of the target as asked: the printed update's R/K
         moving = tuple(
-            (c, SlateValue(_within(o.value, eligible), o.name, value.shape[2]))
+            (c, SlateValue(_within(o.value, eligible), o.name, value.shape[2], self.slots))
             for c, o in enumerate(self.objectives)
             if o.depends_on_slate
         )
@@ -317,7 +322,8 @@ class Decoder:
         keep = guard if settings.guard else None
         problem = Problem(
             self.slots, self.scale, value, moving, eligible, floor, cap, promises,
-            settings.guard, keep, settings.combine, can.sum(1).clamp_max(self.slots), settings.pace, settings.bonus,
+            settings.guard, keep, settings.combine, can.sum(1).clamp_max(self.slots),
+            min(self.slots, can.shape[1]), settings.pace, settings.bonus,
         )  # fmt: skip
         if moving:
             first = primal_dual.start(problem, torch.zeros_like(rate))
@@ -406,6 +412,25 @@ class Decoder:
         return self.served(
             Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story)
         )
+
+
+def _widened(slate: Slate, slots: int) -> Slate:
+    """The slate with empty slots at the end, so that it has as many as were asked for."""
+    more = slots - slate.items.shape[1]
+    if more <= 0:
+        return slate
+
+    def empty(x: Tensor, filler: float = torch.nan) -> Tensor:
+        return torch.cat([x, x.new_full((len(x), more, *x.shape[2:]), filler)], 1)
+
+    story = slate.trace and replace(
+        slate.trace,
+        dual=empty(slate.trace.dual),
+        slack=empty(slate.trace.slack),
+        plain=empty(slate.trace.plain, -1),
+        cost=empty(slate.trace.cost),
+    )
+    return replace(slate, items=empty(slate.items, -1), relevance=empty(slate.relevance), trace=story)
 
 
 class _Now:

@@ -18,6 +18,7 @@ from torch import Tensor
 from .guard import Guard
 
 POOL = 128  # columns tried for an exchange: the best at the first prices
+LONGEST = 64  # slots of a slate that is polished at all: longer ones leave no room in the pool, and hardly any gap
 FREE, NEAR = 6, 8  # C(14, 6) = 3,003 slates are weighed in a trade
 ROUNDS = 2  # of trades: the second around the slate the first one left
 CELLS = 1 << 20  # slates weighed at a time: few enough to stay in a CPU's cache

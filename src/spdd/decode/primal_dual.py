@@ -52,6 +52,7 @@ class Problem(NamedTuple):
     combine:  (relevance (R, N), value (C, 1 or R, N), price (R, C)) -> scores (R, N)
     pace:     "even" compares each choice with target / slots, "remaining" with what is missing / slots left
     room:     (R,) slots each row has items for; a slate with fewer is not whole, whatever it gained
+    width:    slots any row can have items for; those beyond are not looked at
     bonus:    chosen (R, K) -> (R, M) added to the scores of all items: what a rival likes about a slate; or None
     """
 
@@ -67,6 +68,7 @@ class Problem(NamedTuple):
     guard: Guard | None
     combine: Callable[[Tensor, Tensor, Tensor], Tensor]
     room: Tensor
+    width: int
     pace: str = "even"
     bonus: Callable[[Tensor], Tensor] | None = None
 
@@ -74,7 +76,7 @@ class Problem(NamedTuple):
 class State(NamedTuple):
     """Where every row stands.
 
-    chosen: (R, K) items so far, -1 where none yet.  count: (R,) slots filled.  gained: (R, C)
+    chosen: (R, width) items so far, -1 where none yet.  count: (R,) slots filled.  gained: (R, C)
     initial: (R, P) the prices at the start.  excess: (R, P) sum over slots of (value - due)
     alive:  (R, W) items of the guard's witness not taken yet
     """
@@ -92,7 +94,7 @@ def start(problem: Problem, initial: Tensor) -> State:
     rows, objectives = problem.floor.shape
     device = initial.device
     return State(
-        torch.full((rows, problem.slots), -1, device=device),
+        torch.full((rows, problem.width), -1, device=device),
         torch.zeros(rows, dtype=torch.int64, device=device),
         torch.zeros(rows, objectives, dtype=torch.float64, device=device),
         initial.double(),
@@ -130,7 +132,7 @@ def advance(problem: Problem, state: State, items: Tensor, value: Tensor | None 
     if problem.guard:
         guarded = problem.guard.columns
         alive = guards.advance(problem.guard, alive, state.gained[:, guarded], items, value[:, guarded])
-    slot = state.count.clamp_max(problem.slots - 1)[:, None]
+    slot = state.count.clamp_max(problem.width - 1)[:, None]
     return State(
         state.chosen.scatter(1, slot, torch.where(took, items[:, None], state.chosen.gather(1, slot))),
         state.count + took[:, 0],

@@ -96,7 +96,7 @@ def run(
     only: (R, N) bool, columns that may be chosen at all; others count as open still in the story of the slots
     """
     steps = []
-    for slot in range(problem.slots):
+    for slot in range(problem.width):
         view = look(state)
         price = primal_dual.net_price(problem, state)
         scores = primal_dual.score(problem, state, view.relevance, view.value, price)
@@ -120,7 +120,7 @@ def run(
             step += [price[:, None], state.gained[:, None], plain, at_zero.gather(1, best) - relevance]
         steps.append(step)
         state = primal_dual.advance(problem, state, items, value)
-        if slot + 1 < problem.slots:
+        if slot + 1 < problem.width:
             move(items, place)
     columns = [torch.cat(x, 1) for x in zip(*steps, strict=True)]
     return state, Steps(columns[0], columns[1], Story(*columns[2:]) if trace else None)

@@ -155,8 +155,8 @@ def rerank_table(
                     decoder = policy.made(_table(about_items, columns, grid))  # such decoders learn nothing
                 if fair is not None:
                     fair.bind({}, providers=grid.fill(columns["provider"], -1))
-                slate = decoder.bind(values).rerank(scores, exclude=~grid.real)
-                rival = plain.rerank(scores, exclude=~grid.real)
+                slate = decoder.bind(values).rerank(scores, exclude=~grid.real, padded=False)
+                rival = plain.rerank(scores, exclude=~grid.real, padded=False)
                 count(summary, decoder, slate, rival, grid.real)
                 if summary.exposed is not None:
                     summary.exposed.count(slate, rival, grid.fill(columns["provider"], -1))
@@ -296,21 +296,25 @@ def _rows(chunk: pl.DataFrame, grid: Grid, slate, decoder, policy: Policy, sourc
         if stated.kind == "value":
             columns.append(taken[f"n:{stated.columns[0]}"])
         else:
-            columns.append(pl.Series(given(objective.value, slate.items)[user, slot]))
+            columns.append(pl.Series(given(objective.value, slate.items, policy.slots)[user, slot]))
     columns += [pl.Series(slate.dual[user, c]) for c in range(slate.dual.shape[1])]
     columns.append(pl.Series(STATUS[slate.status[user]], dtype=pl.String))
     names = output_names(source, policy)
     return pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
 
 
-def given(value: Any, items: np.ndarray) -> np.ndarray:
-    """(R, K) what each item of a slate gave when it was placed. value: (N,), (R, N), or a function of the items before"""
+def given(value: Any, items: np.ndarray, slots: int | None = None) -> np.ndarray:
+    """(R, K) what each item of a slate gave when it was placed.
+
+    value: (N,), (R, N), or a function of the items before.  slots: of a slate; `items` may leave out the last, empty ones
+    """
     found, place = np.zeros(items.shape), items.clip(min=0)
     if not callable(value):
         known = np.asarray(value, dtype=np.float64)
         found = known[place] if known.ndim == 1 else np.take_along_axis(known, place, 1)
     else:
         chosen = torch.from_numpy(items)
+        value = value.for_slots(slots or items.shape[1]) if hasattr(value, "for_slots") else value
         for k in range(items.shape[1]):
             before = chosen.clone()
             before[:, k:] = -1
@@ -351,7 +355,7 @@ def count(summary: Summary, decoder, slate, plain, real: np.ndarray) -> None:
         floor, cap = (np.inf if t is None else t for t in objective.targets(summary.slots))
         floor = -floor if np.isinf(floor) else floor
         tally.gained += float(gained.sum())
-        tally.greedy += float(given(objective.value, plain.items).sum())
+        tally.greedy += float(given(objective.value, plain.items, summary.slots).sum())
         low, high = (t - TOLERANCE * abs(t) if np.isfinite(t) else t for t in (floor, -cap))
         tally.met += int(((gained >= low) & (-gained >= high)).sum())
         # The most that can be had of a floor, the least of a cap by itself.
