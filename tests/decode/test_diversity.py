@@ -230,7 +230,8 @@ def test_the_bonus_depends_on_the_slate_alone(name):
     for filled in range(SLOTS + 1):
         now = chosen.masked_fill(torch.arange(SLOTS) >= filled, -1)
         fresh = decoder._bonus()(now)
-        torch.testing.assert_close(grown(now), fresh, rtol=0, atol=0)
+        torch.testing.assert_close(grown(now, filled), fresh, rtol=0, atol=0)
+        torch.testing.assert_close(grown(now), fresh, rtol=0, atol=0)  # a host that does not say
     order = torch.tensor([5, 5, 0, 3])
     torch.testing.assert_close(grown(chosen[order]), decoder._bonus()(chosen)[order], rtol=0, atol=1e-9)
     cut = chosen.masked_fill(torch.arange(SLOTS) >= 2, -1)
@@ -247,9 +248,27 @@ def test_a_bonus_one_item_longer_costs_one_step():
         return memory + items
 
     running = Running(lambda chosen: torch.zeros(1), add, lambda memory: memory)
-    for filled in range(4):
-        running(torch.tensor([[7, 8, 9]]).masked_fill(torch.arange(3) >= filled, -1))
-    assert steps == [[7], [8], [9]]
+    for _ in range(2):  # a second slate begins anew
+        for filled in range(4):
+            running(torch.tensor([[7, 8, 9]]).masked_fill(torch.arange(3) >= filled, -1), filled)
+    assert steps == [[7], [8], [9]] * 2
+
+
+@pytest.mark.parametrize("decoder", [spdd.MMR, spdd.DPP])
+def test_no_slot_waits_for_the_device(decoder, monkeypatch):
+    """Nothing on the way of a slot turns a tensor into a number: on a GPU each of these would stall it."""
+    asked = []
+    for name in ("__int__", "__bool__", "__float__", "item", "tolist", "nonzero"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, plain=plain, name=name: asked.append(name) or plain(self))
+    monkeypatch.setattr(torch, "equal", lambda a, b: asked.append("equal") or bool((a == b).all()))
+
+    def waits(slots):
+        asked.clear()
+        decoder(vectors(), slots=slots, weight=0.5).rerank(logits_of())
+        return len(asked)
+
+    assert waits(3) == waits(8)
 
 
 @every

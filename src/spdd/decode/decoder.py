@@ -232,7 +232,7 @@ class Decoder:
         priced = type(self).first_prices is not Decoder.first_prices
         targets = wanted(value, *self._targets(len(like), like.device), self.slots) if priced else []
         problem, reach, begun = self._begin(value, eligible, now.first(value, targets), now.everything)
-        seen = problem if problem.bonus is None else problem._replace(bonus=lambda chosen: now.bonus)
+        seen = problem if problem.bonus is None else problem._replace(bonus=lambda chosen, filled: now.bonus)
         state, steps = run(seen, begun, lambda state: now.look(problem, state), now.move, sampling, trace)
         if not bool(now.finite):
             raise ValueError("`model.propose` returned nan or infinite log-probabilities. Check the model.")

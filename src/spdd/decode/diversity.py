@@ -53,8 +53,8 @@ class Diverse(Decoder):
         """(M,), or (R, M) where rows have numbers of their own."""
         raise NotImplementedError
 
-    def _bonus(self) -> Callable[[Tensor], Tensor]:
-        """chosen (R, K) -> (R, M) added to the scores"""
+    def _bonus(self) -> Callable[[Tensor, int | None], Tensor]:
+        """See `Problem.bonus`."""
         raise NotImplementedError
 
 
@@ -161,7 +161,7 @@ class Calibrated(Diverse):
     def _bonus(self):
         return self._nearness
 
-    def _nearness(self, chosen):
+    def _nearness(self, chosen, filled=None):
         *parts, wanted = self._placed.on(chosen)
         parts = Members(*parts)
         have, size = held(parts, chosen), (chosen >= 0).sum(1, keepdim=True) + 1
@@ -223,22 +223,29 @@ class Similarity:
 
 
 class Running:
-    """A bonus built up item by item. A slate one item longer than the last costs one step; any other starts afresh."""
+    """A bonus built up item by item. Who fills slots one by one, and says so, pays one step a slot; others start afresh.
+
+    Which of the two is not looked up in `chosen`: that would wait for the device in every slot.
+    """
 
     def __init__(self, begin: Callable, add: Callable, read: Callable):
         self.begin, self.add, self.read = begin, add, read
-        self.seen: Tensor | None = None
+        self.known = -1  # slots in `memory`
         self.memory: Any = None
 
-    def __call__(self, chosen: Tensor) -> Tensor:
-        filled = int((chosen >= 0).any(0).sum())
-        known = 0 if self.seen is None else self.seen.shape[1]
-        if known > filled or self.seen is None or not torch.equal(self.seen, chosen[:, :known]):
-            known, self.memory = 0, self.begin(chosen)
-        for items in chosen[:, known:filled].unbind(1):
-            self.memory = self.add(self.memory, items)
-        self.seen = chosen[:, :filled]
+    def __call__(self, chosen: Tensor, filled: int | None = None) -> Tensor:
+        if filled is None:
+            return self.read(self._grown(self.begin(chosen), chosen))
+        if filled != self.known + 1 or filled == 0:
+            self.memory, self.known = self.begin(chosen), 0
+        self.memory = self._grown(self.memory, chosen[:, self.known : filled])
+        self.known = filled
         return self.read(self.memory)
+
+    def _grown(self, memory: Any, chosen: Tensor) -> Any:
+        for items in chosen.unbind(1):  # empty slots add nothing
+            memory = self.add(memory, items)
+        return memory
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------

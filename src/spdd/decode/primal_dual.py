@@ -53,7 +53,8 @@ class Problem(NamedTuple):
     pace:     "even" compares each choice with target / slots, "remaining" with what is missing / slots left
     room:     (R,) slots each row has items for; a slate with fewer is not whole, whatever it gained
     width:    slots any row can have items for; those beyond are not looked at
-    bonus:    chosen (R, K) -> (R, M) added to the scores of all items: what a rival likes about a slate; or None
+    bonus:    (chosen (R, K), filled) -> (R, M) added to the scores of all items: what a rival likes about a slate; or
+              None. filled: slots filled in every row that had an item, where the caller fills them one by one, else None
     """
 
     slots: int
@@ -70,7 +71,7 @@ class Problem(NamedTuple):
     room: Tensor
     width: int
     pace: str = "even"
-    bonus: Callable[[Tensor], Tensor] | None = None
+    bonus: Callable[[Tensor, int | None], Tensor] | None = None
 
 
 class State(NamedTuple):
@@ -170,10 +171,12 @@ def net_price(problem: Problem, state: State) -> Tensor:
 # ---- parts of `price` that search uses on a few columns ---------------------------------------------------
 
 
-def score(problem: Problem, state: State, relevance: Tensor, value: Tensor, price: Tensor) -> Tensor:
-    """(R, N) priced scores, before anything is barred. A bonus needs the columns to be all items."""
+def score(
+    problem: Problem, state: State, relevance: Tensor, value: Tensor, price: Tensor, filled: int | None = None
+) -> Tensor:
+    """(R, N) priced scores, before anything is barred. A bonus needs the columns to be all items, see `Problem.bonus`."""
     scores = problem.combine(relevance, value, price)
-    return scores if problem.bonus is None else scores + problem.bonus(state.chosen)
+    return scores if problem.bonus is None else scores + problem.bonus(state.chosen, filled)
 
 
 def value_now(problem: Problem, state: State) -> Tensor:

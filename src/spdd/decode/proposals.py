@@ -81,6 +81,7 @@ class Proposals:
             )
         self.model, self.state, self.scale, self.story = model, model_state, scale, story
         self.everything = torch.ones(like.shape, dtype=torch.bool, device=like.device) if eligible is None else eligible
+        self.filled = 0
         self.bonus: Any = None  # (R, N) what `Problem.bonus` gives the candidates of this slot
         self.finite = torch.ones((), dtype=torch.bool, device=like.device)
 
@@ -107,7 +108,7 @@ class Proposals:
         if problem.promises.column:
             gain = linear(open_.new_zeros((), dtype=torch.float64), value, primal_dual.net_price(problem, state))
         if problem.bonus is not None:
-            extra = problem.bonus(state.chosen).expand(open_.shape)
+            extra = problem.bonus(state.chosen, self.filled).expand(open_.shape)
             gain = extra if gain is None else gain + extra
         norm = self._norm()
         if gain is None or (self.scale in LOG_SCALES and problem.combine is linear):
@@ -126,6 +127,7 @@ class Proposals:
 
     def move(self, chosen: Tensor, place: Tensor) -> None:
         self.state = self.model.advance(self.state, chosen.clamp_min(0))
+        self.filled += 1
 
     def _search(self, open_: Tensor, bonus: Tensor | None) -> Found:
         items, logits = self.model.propose(self.state, open_, bonus)

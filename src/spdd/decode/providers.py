@@ -129,7 +129,7 @@ class ProviderMaxMin(Diverse):
         price = self._price * torch.tensor([*self.exposure.price, 0.0], dtype=torch.float64)
         gain: list[Tensor] = []  # (M,) or (R, M), looked up once for all slots
 
-        def bonus(chosen: Tensor) -> Tensor:
+        def bonus(chosen: Tensor, filled: int | None = None) -> Tensor:
             if not gain:
                 gain.append(price.to(chosen.device)[self._placed.on(chosen)[0]])
             return gain[0].expand(len(chosen), -1)

@@ -99,7 +99,7 @@ def run(
     for slot in range(problem.width):
         view = look(state)
         price = primal_dual.net_price(problem, state)
-        scores = primal_dual.score(problem, state, view.relevance, view.value, price)
+        scores = primal_dual.score(problem, state, view.relevance, view.value, price, slot)
         if view.allowed is None:
             scores = primal_dual.bar(problem, state, view.value, view.open, scores)
         else:
