@@ -14,6 +14,10 @@ os.umask(_UMASK)
 def write_atomically(path: str | Path, text: str) -> None:
     """Replace `path` by `text` in one step: written beside it first, then renamed over it."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"'{path}' is a folder. Name a file in it.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of '{path}' does not exist. Make it first: mkdir -p '{path.parent}'.")
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent or Path("."))
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -57,7 +57,7 @@ class Objective:
         object.__setattr__(self, "per", _per(self.per, self.name))
         object.__setattr__(self, "value", _value(self.value, self.name))
         floor, cap = self.targets(slots=1)
-        percent = [isinstance(t, str) for t in (self.at_least, self.at_most) if t is not None]
+        percent = [_is_percent(t) for t in (self.at_least, self.at_most) if t is not None]
         if (
             floor is not None
             and cap is not None
@@ -75,6 +75,17 @@ class Objective:
                 f"`at_least`/`at_most` of objective '{self.name}' must be one number when per={self.per!r}, got one per row: "
                 "an average over traffic has one target. Use per='slate' for personal targets."
             )
+
+    def __repr__(self):
+        value = self.value
+        if isinstance(value, Tensor):
+            value = f"<{' x '.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}>"
+        elif not isinstance(value, str):
+            value = f"<{getattr(value, '__name__', type(value).__name__)}>"
+        stated = {word: getattr(self, word) for word in ("at_least", "at_most", "rate")}
+        more = [f"{word}={_short(given)}" for word, given in stated.items() if given is not None]
+        more += [f"per={self.per!r}"] * (self.per != "slate")
+        return f"Objective({', '.join([repr(self.name), f'value={value}', *more])})"
 
     @property
     def depends_on_slate(self) -> bool:
@@ -115,6 +126,7 @@ def check_objectives(objectives: Sequence[Objective], slots: int) -> tuple[Objec
                 f"floor of objective '{objective.name}' must not exceed its cap, got at_least={objective.at_least!r} and "
                 f"at_most={objective.at_most!r} with {slots} slots. Lower the floor or raise the cap."
             )
+        _check_traffic(objective, floor, slots)
     names = [o.name for o in objectives]
     for name in names:
         if names.count(name) > 1:
@@ -122,6 +134,19 @@ def check_objectives(objectives: Sequence[Objective], slots: int) -> tuple[Objec
                 f"objective names must differ, got '{name}' {names.count(name)} times. Rename one, or give one both a floor and a cap."
             )
     return objectives
+
+
+def _check_traffic(objective: Objective, floor: Any, slots: int) -> None:
+    """An average no slate can reach: rows have no status that would say so, and the price would rise for ever."""
+    if not objective.in_traffic or not isinstance(objective.value, Tensor) or floor is None:
+        return
+    most = slots * float(objective.value.max())
+    if floor > most * (1 + TOLERANCE):
+        raise ValueError(
+            f"`at_least` of objective '{objective.name}' is {objective.at_least!r} per slate on average over traffic, but "
+            f"{slots} slots of items worth at most {float(objective.value.max()):g} hold {most:g}: no slate can reach it. "
+            "Lower `at_least` or add slots."
+        )
 
 
 def _per(per, name: str) -> str:
@@ -164,6 +189,8 @@ def _value(value: Value, name: str) -> Tensor | str | Callable:
 def _target(target: Target, slots: int, word: str, name: str):
     if target is None:
         return None
+    if _is_percent(target) and not isinstance(target, str):  # one per row
+        return np.array([_target(one, slots, word, name) for one in np.asarray(target).tolist()], dtype=np.float64)
     if isinstance(target, str):
         text = target.strip()
         try:
@@ -177,6 +204,21 @@ def _target(target: Target, slots: int, word: str, name: str):
             )
         return percent / 100 * slots
     return _numbers(target, word, name)
+
+
+def _is_percent(target: Target) -> bool:
+    """Whether a target is a percentage, or one per row."""
+    if isinstance(target, str):
+        return True
+    if isinstance(target, Tensor) or not np.iterable(target):
+        return False
+    entries = np.asarray(target, dtype=object)
+    return entries.ndim == 1 and any(isinstance(one, str) for one in entries.tolist())
+
+
+def _short(given: Any) -> str:
+    """A target or rate, of many rows only how many."""
+    return repr(given) if np.ndim(given) == 0 or len(given) <= 3 else f"<one for each of {len(given)} rows>"
 
 
 def _numbers(given, word: str, name: str):

@@ -907,6 +907,22 @@ REFUSED = {
         lambda: ask(objectives=[Objective("x", ONES, at_least=[1, 1, 3, 1, 1], at_most="50%")]),
         "floor of objective 'x' must not exceed its cap",
     ),
+    "percentages of other rows": (
+        lambda: ask(objectives=[Objective("x", ONES, at_least=["10%", "20%"])]),
+        "`at_least` of objective 'x' must be one number or one per row: 5 rows, got 2",
+    ),
+    "a percentage of one row": (
+        lambda: Objective("x", ONES, at_least=["10%", "130%"]),
+        "`at_least` of objective 'x'.*got '130%'",
+    ),
+    "percentages of traffic": (
+        lambda: Objective("x", ONES, at_least=["10%", "20%"], per="traffic"),
+        "must be one number when per='traffic'",
+    ),
+    "an average beyond the slots": (
+        lambda: SPDD([Objective("x", ONES, at_least=5, per="traffic")], slots=4),
+        "`at_least` of objective 'x' is 5 per slate .* 4 slots of items worth at most 1 hold 4: no slate can reach it",
+    ),
     "per": (
         lambda: Objective("x", ONES, per="user"),
         "`per` of objective 'x' must be 'slate', 'traffic' or 'both', got 'user'",
@@ -1031,6 +1047,35 @@ def test_an_objective_keeps_its_own_values(kind):
     decoder = SPDD([Objective("new", values, at_least=3)], slots=6)
     values[:] = 0
     same(decoder.rerank(w.logits), SPDD([new(w)], slots=6).rerank(w.logits))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, functools.partial(np.array, dtype=object)])
+def test_percentages_may_differ_from_row_to_row(kind):
+    w = world()
+    said = ["10%", "50%", " 0% ", "33.3%", "100%"]
+    made = SPDD([new(w, at_least=kind(said))], slots=6).rerank(w.logits)
+    same(made, SPDD([new(w, at_least=[0.6, 3, 0, 1.998, 6])], slots=6).rerank(w.logits))
+    if kind is not np.array:  # which makes text of numbers
+        same(made, SPDD([new(w, at_least=kind(["10%", 3, 0, 1.998, "100%"]))], slots=6).rerank(w.logits))
+
+
+def test_a_decoder_is_printed_in_a_line():
+    w = world()
+    values = Objective("new", w.new, at_least=np.arange(5), per="slate")
+    printed = repr(SPDD([values, fresh_genre(w), Objective("x", "a column", at_most="30%", per="traffic")], slots=6))
+    assert "Objective('new', value=<60 float32>, at_least=<one for each of 5 rows>)" in printed
+    assert "Objective('genres', value=<value>, at_least=3)" in printed
+    assert "Objective('x', value=a column, at_most='30%', per='traffic')" in printed
+    assert len(printed) < 500
+
+
+@pytest.mark.parametrize("name", ["SPDD over traffic", "BanditTS", "ProviderMaxMin"])
+def test_what_is_learnt_is_not_saved_where_there_is_no_folder(name, tmp_path):
+    with pytest.raises(FileNotFoundError, match="folder of .*a.json' does not exist. Make it first"):
+        DECODERS[name](world(), 4).save(tmp_path / "no" / "a.json")
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        DECODERS[name](world(), 4).save(tmp_path)
 
 
 def test_values_can_be_bound_later():
