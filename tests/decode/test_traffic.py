@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import spdd
+from spdd.decode.traffic import Traffic
 
 ITEMS, SLOTS, ROWS = 200, 10, 16
 VALUE = (np.arange(ITEMS) % 5 == 0).astype(float)
@@ -104,8 +105,19 @@ while True:
     process.wait()
     process.stdout.close()
     value = (np.arange(50) % 5 == 0).astype(float)
-    again = spdd.SPDD([spdd.Objective("new", value, at_least=4, per="traffic")], slots=10).load(path)
+
+    def fresh():
+        return spdd.SPDD([spdd.Objective("new", value, at_least=4, per="traffic")], slots=10)
+
+    again, whole, rng = fresh().load(path), fresh(), np.random.default_rng(0)
     assert again.traffic.batches >= 20
+    for _ in range(again.traffic.batches):
+        whole.rerank(rng.normal(size=(4, 50)))
+    assert again.traffic == whole.traffic  # to the bit: as if it had never been killed
+    for _ in range(10):
+        scores = rng.normal(size=(4, 50))
+        np.testing.assert_array_equal(again.rerank(scores).items, whole.rerank(scores).items)
+    assert again.traffic == whole.traffic
 
 
 @pytest.mark.parametrize(
@@ -133,6 +145,36 @@ def test_a_state_of_other_objectives_is_refused(tmp_path):
     other = spdd.SPDD([spdd.Objective("old", VALUE, at_least=4, per="traffic")], slots=SLOTS)
     with pytest.raises(ValueError, match="belongs to other objectives"):
         other.load(tmp_path / "traffic.json")
+
+
+@pytest.mark.parametrize(
+    ("word", "mean", "step"),
+    [
+        ("at_least", 2.0, 0.5 * (1 - 2 / 4)),
+        ("at_least", 0.0, 0.5),
+        ("at_least", 40.0, -0.5),  # and not -4.5
+        ("at_most", 5.0, -0.5 * (1 - 5 / 4)),
+        ("at_most", 40.0, 0.5),
+        ("at_most", 0.0, -0.5),
+    ],
+)
+def test_no_batch_moves_a_price_by_more_than_its_rate(word, mean, step):
+    begun = Traffic((f"new {word}",), (4.0,)).begun([10.0], unit=2.0)
+    assert begun.moved([mean], 7, [0.5]).price == (10.0 + 2.0 * step,)
+
+
+def test_a_price_ends_at_nothing_and_at_a_thousand_units():
+    floor = Traffic(("new at_least",), (4.0,)).begun([0.2], unit=2.0)
+    assert floor.moved([9.0], 7, [0.5]).price == (0.0,)
+    for _ in range(3000):
+        floor = floor.moved([0.0], 7, [0.5])
+    assert floor.price == (2000.0,)
+
+
+def test_of_a_target_of_nothing_the_average_is_the_error():
+    cap = Traffic(("new at_most",), (0.0,)).begun([1.0], unit=2.0)
+    assert cap.moved([0.25], 7, [0.5]).price == (1.0 + 2.0 * 0.5 * 0.25,)
+    assert cap.moved([3.0], 7, [0.5]).price == (1.0 + 2.0 * 0.5,)
 
 
 def test_personal_targets_cannot_be_averaged():

@@ -1,7 +1,7 @@
 """Targets on the average over traffic: one price per promise, shared by all rows and moved after every batch.
 
-The price rises by rate * unit * (1 - average / target) for a floor, the reverse for a cap, and stays at or above
-0. Because the steps add up, the running average comes back to the target after a shift, not only the latest
+The price rises by rate * unit * (1 - average / target), at most by rate * unit either way, for a floor, the reverse for
+a cap, and stays at or above 0. Because the steps add up, the running average comes back to the target after a shift, not only the latest
 batch. Steps add, where those inside a slate multiply: a price that traffic no longer needs goes to 0 and
 returns from there at once; a multiplied one takes ever longer to come back the longer it was not needed.
 """
