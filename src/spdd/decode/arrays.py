@@ -102,7 +102,7 @@ class SlateValue:
         """(1 or R, M) float64 where `chosen` is."""
         rows, rule = len(chosen), f"`value` of objective '{self.name}' must give one number per item,"
         try:
-            value = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+            value = given if isinstance(given, Tensor) else torch.as_tensor(np.require(given, requirements="W"))
         except (TypeError, ValueError):
             raise TypeError(f"{rule} shape ({rows}, {self.items}), it gave {type(given).__name__}.") from None
         if value.shape not in ((self.items,), (1, self.items), (rows, self.items)) or value.is_complex():

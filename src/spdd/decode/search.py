@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,10 @@ class FromCallable(NamedTuple):
         return pad_front(histories)
 
     def logits(self, state):
-        return torch.as_tensor(self.function(state))
+        scores = self.function(state)  # what is no array at all is refused by the decoder, by name
+        return (
+            torch.as_tensor(np.require(scores, requirements="W")) if isinstance(scores, np.ndarray | list) else scores
+        )
 
     def advance(self, state, items):
         return torch.cat([state, items.to(state.device)[:, None]], 1)
