@@ -17,8 +17,8 @@ GaussianWorld's scores are made to be relevance in [0, 1], and Checkerboard coun
     attained   share of rows that keep the floor, of those that can
     share      objective items per slot
 
-All with 95 % intervals, resampling worlds. The bandits learnt from simulated clicks in other worlds; WA, MMR, DPP and
-Calibrated have fixed weights.
+All with 95 % intervals, resampling worlds. The bandits learnt from simulated clicks in other worlds; WA, MMR, DPP,
+Calibrated and ProviderMaxMin have fixed weights.
 
     python benchmarks/tiny_worlds.py [--worlds 100] [--rows 4] [--only PART_OF_A_NAME] [--out FILE]
 """
@@ -83,12 +83,22 @@ def decoders(case, bandits):
         "BanditTS": lambda world, o: bandits["TS"].bind({"wanted": o[0].value}),
         "Calibrated 0.5": lambda world, o: spdd.Calibrated(*split(world), slots=SLOTS, weight=0.5, objectives=o),
     }
+    # Distances and providers where a world has none of its own: vectors are the objective's two kinds, providers thirds
+    # of the catalogue. ProviderMaxMin learns from world to world, as it would from batch to batch.
+    vectors = (lambda world: world.vectors) if case.vectors else (lambda world: split(world)[0])
+    for kind in (spdd.MMR, spdd.DPP):
+        name = f"{kind.__name__} 0.5"
+        out[name] = lambda world, o, kind=kind: kind(vectors(world), slots=SLOTS, weight=0.5, objectives=o)
+    fair = spdd.ProviderMaxMin(torch.arange(ITEMS) % 3, slots=SLOTS, weight=0.5, objectives=[whole(case)])
+    out["ProviderMaxMin 0.5"] = lambda world, o: fair.bind({"wanted": o[0].value})
     if case.scale != "identity":
         out["SPDD, probability"] = spdd_(scale="probability")
-    if case.vectors:
-        out["MMR 0.5"] = lambda world, o: spdd.MMR(world.vectors, slots=SLOTS, weight=0.5, objectives=o)
-        out["DPP 0.5"] = lambda world, o: spdd.DPP(world.vectors, slots=SLOTS, weight=0.5, objectives=o)
     return out
+
+
+def whole(case):
+    """The objective, for decoders that live longer than a world: its values are bound world by world."""
+    return spdd.Objective("wanted", torch.zeros(ITEMS), at_least=case.floor)
 
 
 def main():
