@@ -2,7 +2,8 @@
 
 Makes 100,000 users x 100 candidates (10 million rows) in a temporary folder, as Parquet, as CSV, and as Parquet with
 its rows shuffled, and runs the command line on each in a process of its own, whose peak resident memory (libraries
-included) is what is reported. Threads are pinned. Prints a table, and last one line of JSON.
+included) is what is reported. Threads are pinned. Prints a table, and last one line of JSON. Fails (exit 1) above 2 GB,
+and where a slate is missing.
 
     python benchmarks/rerank_stream.py [--users 100000] [--candidates 100] [--only parquet]
 """
