@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import polars as pl
@@ -99,6 +100,23 @@ def test_slates_are_the_decoders_own(name, tmp_path):
     frame = table()
     out, _ = served(frame, POLICIES[name], tmp_path)
     assert out.select("user", "slot", "item", "score", "status").rows() == by_hand(frame, POLICIES[name])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_slots_beyond_every_list_cost_nothing(name, tmp_path):
+    """No matrix is as wide as the slots: 40 users with at most 12 candidates and 10 million slots would not fit."""
+    frame = table()
+    said = {**POLICIES[name], "slots": 10_000_000}
+    began = time.process_time()
+    out, summary = served(frame, said, tmp_path)
+    assert time.process_time() - began < 10
+    assert len(out) == len(frame)  # everything is shown
+    assert summary.few == summary.users == 40
+    alike, other = served(frame, {**said, "slots": 1000}, tmp_path, out="other.parquet")
+    assert out["item"].to_list() == alike["item"].to_list()
+    if name not in ("calibration", "calibrated"):  # a mix is one of all slots, empty ones too
+        assert out["status"].to_list() == alike["status"].to_list()
+        assert summary.status.tolist() == other.status.tolist()
 
 
 @pytest.mark.parametrize("said", [NEW, POLICIES["per group"]], ids=["floor", "per group"])
