@@ -109,21 +109,21 @@ def judged(model, batch, goal: Goal, setting: Setting, slots, sigma, delta, near
     scores = on_scale(setting.scale, run.logits, run.open)
     may = value.where(run.open, -torch.inf)  # (R, M)
     most = may.topk(slots, 1).values
-    kept = torch.isfinite(most).all(1) & (most.sum(1) >= goal.floor - TOLERANCE)
+    kept = torch.isfinite(most).all(1) & (most.sum(1) >= goal.floor * (1 - TOLERANCE))
     share, rate = goal.floor / slots, setting.rate or 0.0
     items = run.items.clamp_min(0)  # rows with an empty slot are not kept
     gained = value[items]
     shortfall = (goal.floor - gained.sum(1)).clamp(min=0)
     low, high, spread = _range(scores, run.open, items)
     # The most that is left while a floor is missed, whatever is shown: all better items together fall short of it.
-    short = (most.cumsum(1) < goal.floor - TOLERANCE).sum(1).clamp(max=slots - 1)
+    short = (most.cumsum(1) < goal.floor * (1 - TOLERANCE)).sum(1).clamp(max=slots - 1)
     lasting = most.gather(1, short[:, None])[:, 0]
     found: dict[str, Any] = {
         "kept": kept,
-        "shortfall": shortfall.where(shortfall > TOLERANCE, 0),
+        "shortfall": shortfall.where(shortfall > TOLERANCE * goal.floor, 0),
         "unit": (low >= -1e-9) & (high <= 1 + 1e-9),
         "spread": spread,
-        "lasting": lasting >= most[:, 0] - TOLERANCE,
+        "lasting": lasting >= most[:, 0] * (1 - TOLERANCE),
     }
 
     still = decoder.rerank(run.logits[:, 0], exclude=~run.open, trace=True)
@@ -174,7 +174,7 @@ def _left(value, items, gained, floor):
     """The largest value still free, at the slot where it is least, until the floor is met: (R,). value: (R, M), -inf barred"""
     left, free = value.amax(1), value
     for slot in range(items.shape[1]):
-        missing = gained[:, :slot].sum(1) < floor - TOLERANCE
+        missing = gained[:, :slot].sum(1) < floor * (1 - TOLERANCE)
         left = torch.minimum(left, free.amax(1).where(missing, torch.inf))
         free = free.scatter(1, items[:, slot, None], -torch.inf)
     return left
