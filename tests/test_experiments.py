@@ -146,7 +146,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("name", "words", "says"),
     [
-        ("none", [], "'none.csv': No such file or directory."),
+        ("none", [], "'none.csv' cannot be read: there is no such file."),
         ("good", ["--user", "who"], "'good.csv' must have a column 'who', and has user, arm, minutes"),
         ("good", ["-m", "hours"], "'good.csv' must have a column 'hours'"),
         ("good", ["-m", "x=skips/"], "a metric is said as 'minutes' or 'skip rate=skips/looks', got 'x=skips/'."),

@@ -226,10 +226,10 @@ def of_table(
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "arrow": pl.read_ipc}[
         format_of(str(path), None, "the table")
     ]
+    if not Path(path).exists():
+        raise ValueError(f"{name} cannot be read: there is no such file.")
     try:
         table = read(path)
-    except OSError:
-        raise
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{name} cannot be read: {str(error).splitlines()[0]}.") from None
     for column in (user, arm, *([order] if order else [])):
