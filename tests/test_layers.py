@@ -25,6 +25,7 @@ decode
 evaluate
 report
 policy_file table
+engines
 trained
 item_columns slates domains policy_text experiments
 wish
