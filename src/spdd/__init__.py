@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .decode.search import FromCallable, Model
     from .decode.spdd import SPDD, Greedy, MustFill
     from .decode.weighted import EPR, WA
+    from .engines.menu import Menu
+    from .engines.plan import Plan
+    from .engines.transformers import generate
     from .objective import Objective
     from .relevance import SCALES
     from .slate import IMPOSSIBLE, MET, SHORT, Slate, Status, Trace
@@ -33,6 +36,9 @@ _HOME = {
     "decode.diversity": ("MMR", "DPP", "Calibrated"),
     "decode.providers": ("ProviderMaxMin",),
     "decode.search": ("FromCallable", "Model"),
+    "engines.menu": ("Menu",),
+    "engines.plan": ("Plan",),
+    "engines.transformers": ("generate",),
 }
 _ROOM = {name: room for room, names in _HOME.items() for name in names}
 
@@ -51,9 +57,11 @@ __all__ = [
     "Calibrated",
     "FromCallable",
     "Greedy",
+    "Menu",
     "Model",
     "MustFill",
     "Objective",
+    "Plan",
     "ProviderMaxMin",
     "Slate",
     "Status",
@@ -61,6 +69,7 @@ __all__ = [
     "at_most_per_group",
     "calibration",
     "coverage",
+    "generate",
     "spacing",
 ]
 

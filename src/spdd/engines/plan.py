@@ -57,6 +57,7 @@ class Plan:
         columns = tuple(_column_of(menu, objective) for objective in decoder.objectives)
         plan = cls(menu, decoder, columns)
         _check_sides(plan)
+        _check_reach(plan)
         return plan
 
     @property
@@ -300,6 +301,32 @@ def _check_sides(plan: Plan) -> None:
                     f"objectives '{earlier.name}' and '{objective.name}' have the same values. Make them one, with a floor and "
                     "a cap."
                 )
+
+
+def _check_reach(plan: Plan) -> None:
+    """Promises that no slate of the whole menu could keep are refused; what single rows cannot reach is a status."""
+    decoder = plan.decoder
+    personal = any(np.ndim(t) for o in decoder.objectives for t in (*o.targets(plan.slots), o.rate) if t is not None)
+    if personal or isinstance(decoder, WA | Greedy):
+        return
+    asked = plan.begin(1).asked
+    if asked.feasible[0]:
+        return
+    parts = []
+    for c, o in zip(plan.columns, decoder.objectives, strict=True):
+        if o.in_slate and (o.at_least, o.at_most) != (None, None):
+            floor, cap, most = (float(x[0, c]) for x in (asked.floor, asked.cap, asked.reachable))
+            wants = " and ".join(f"{w} {t:g}" for w, t in (("at least", floor), ("at most", cap)) if np.isfinite(t))
+            reach = (
+                f", where {most:g} is the {'most' if np.isfinite(floor) else 'least'} there can be"
+                if most == most
+                else ""
+            )
+            parts.append(f"'{o.name}' {wants}{reach}")
+    raise ValueError(
+        f"no slate of {plan.slots} items from this menu can keep what is asked: {'; '.join(parts)}. Lower a floor, raise a cap, or "
+        "take more slots."
+    )
 
 
 def _moving(name: str) -> str:
