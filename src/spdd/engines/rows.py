@@ -159,7 +159,7 @@ def items(menu: Menu, rows: Rows) -> np.ndarray:
 def to(rows: Rows, device: Any) -> Rows:
     """The rows as tensors on `device`, or as numpy arrays (None)."""
     if device is None:
-        return rows.map(_numpy)
+        return rows.map(lambda x: np.ascontiguousarray(_numpy(x)))
     return rows.map(lambda x: torch.as_tensor(x).to(device))
 
 

@@ -491,4 +491,7 @@ def _torch(slate: Slate, device: Any) -> Slate:
     def placed(x):
         return torch.as_tensor(x).to(device)
 
-    return Slate(*map(placed, (slate.items, slate.relevance, slate.gained, slate.dual, slate.status, slate.reachable)))
+    items, relevance, gained, dual, status = map(
+        placed, (slate.items, slate.relevance, slate.gained, slate.dual, slate.status)
+    )
+    return Slate(items, relevance, gained, dual, status, placed(slate.reachable))

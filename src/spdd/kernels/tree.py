@@ -295,7 +295,8 @@ def _took(tree: Tree, terms: Terms, stand: Stand, item: Tensor, took: Tensor) ->
     due = torch.where(terms.remaining[:, None], due, terms.share)
     slot = stand.count.clamp_max(stand.chosen.shape[1] - 1)[:, None]
     chosen = stand.chosen.scatter(1, slot, torch.where(took[:, None], item[:, None], stand.chosen.gather(1, slot)))
-    closed = torch.cat([stand.closed, item.where(took, len(tree.klass))[:, None]], 1).sort(1).values[:, :-1]
+    closed = torch.cat([stand.closed, item.where(took, len(tree.klass))[:, None]], 1).sort(1).values
+    closed = closed[:, :-1].contiguous()
     return stand._replace(
         count=stand.count + took,
         chosen=chosen,
