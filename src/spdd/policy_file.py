@@ -529,8 +529,9 @@ def amended(
     slots: int | None = None,
     objectives: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
+    where: str = "command line",
 ) -> Policy:
-    """The policy with what the command line says instead.
+    """The policy with what the command line, or a request, says instead. where: how messages call that
 
     An objective the policy has already gets the new floor or cap and keeps the rest; others are added. With
     another decoder, only those of the policy's settings are kept that it has too.
@@ -546,9 +547,7 @@ def amended(
     stated = {o.name: o.model_dump(by_alias=True, exclude_unset=True) for o in policy.objectives}
     for objective in objectives:
         stated[objective["name"]] = {**stated.get(objective["name"], {}), **objective}
-    return policy_of(
-        {**found, "objectives": list(stated.values()), "settings": {**kept, **(settings or {})}}, "command line"
-    )
+    return policy_of({**found, "objectives": list(stated.values()), "settings": {**kept, **(settings or {})}}, where)
 
 
 # ---- the texts of the command line ------------------------------------------------------------------------------
