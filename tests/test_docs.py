@@ -4,7 +4,7 @@ In a Markdown file, top to bottom, in one empty folder:
 - ```python blocks share one namespace; a ```text or ```output block right below one is what it prints;
 - in ```console blocks, `$ spdd ...` lines run as typed (`\\` continues a line), and what stands below is what they
   print. Other `$` lines are for the reader.
-No block can opt out. Trailing blanks do not count: editors remove them.
+No block can opt out. Pages that need an engine (MARKS) run where it is installed. Trailing blanks do not count: editors remove them.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import traceback
 import types
+import unittest.mock
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +26,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKS = {"docs/vllm.md": [pytest.mark.vllm, pytest.mark.filterwarnings("default")]}
 MODULES = [path for path in sorted((ROOT / "src").rglob("*.py")) if ">>> " in path.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def with_marks(path):
+    """A page that needs an engine is run where the engine is, by `make test-engines`."""
+    name = path.relative_to(ROOT).as_posix()
+    return pytest.param(path, id=name, marks=MARKS.get(name, ()))
+
+
+@pytest.mark.parametrize("path", [with_marks(path) for path in PAGES])
 def test_page(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_page(path, path.relative_to(ROOT))
+    with unittest.mock.patch.dict(os.environ):  # what a page sets is gone afterwards
+        run_page(path, path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
@@ -39,7 +48,7 @@ def test_docstrings(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     report = io.StringIO()
-    with contextlib.redirect_stdout(report):
+    with contextlib.redirect_stdout(report), unittest.mock.patch.dict(os.environ):
         failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert not failed, report.getvalue()
 

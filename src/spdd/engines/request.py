@@ -70,7 +70,6 @@ def asked(given: Mapping[str, Any] | None, *, vocabulary: int | None = None, tok
     exclude = own.get("spdd_exclude")
     if exclude is not None and len(_listed("spdd_exclude", exclude, int)):
         found = Asked(found.plan, found.plan.begin(1, [_listed("spdd_exclude", exclude, int)]))
-        _feasible(found)
     return found
 
 
@@ -195,20 +194,3 @@ def _listed(key: str, given: Any, kind: type) -> list[Any]:
         what = 'text like "new>=3", or a list of such' if kind is str else "a list of item numbers"
         raise ValueError(f"'{key}' must be {what}, got {str(given)[:80]!r}.")
     return list(found)
-
-
-def _feasible(found: Asked) -> None:
-    """Nothing, where the row can keep its promises; otherwise an error that says what could be had."""
-    promised = found.begun.asked
-    if promised.feasible[0]:
-        return
-    plan, said = found.plan, []
-    for objective, column in zip(plan.decoder.objectives, plan.columns, strict=True):
-        floor, cap, most = (float(x[0, column]) for x in (promised.floor, promised.cap, promised.reachable))
-        bounds = [f"at least {floor:g}"] * (floor > -float("inf")) + [f"at most {cap:g}"] * (cap < float("inf"))
-        if bounds:
-            said.append(f"'{objective.name}' {' and '.join(bounds)} ({most:g} can be had)")
-    raise ValueError(
-        f"no slate of {plan.slots} items that this request may have can hold {'; '.join(said)}. Lower the targets, or exclude "
-        "fewer items."
-    )
