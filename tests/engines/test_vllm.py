@@ -179,8 +179,8 @@ def run_v1(seed, oracle):
         if len(batch.rows) < 6 and rng.random() < 0.5:
             come += arrivals(rng, 1000 * seed + 10 * step)
         for x in batch.rows:
-            if x not in leave and x.true and rng.random() < 0.03:  # taken back: its cache could not be read
-                del x.written[-1], x.true[-1]
+            if x not in leave and rng.random() < 0.05:  # taken back: its cache could not be read
+                del x.written[-3:], x.true[-3:]
         batch.change(leave, come)
         if delayed:  # tokens arrive when the batch has been told already
             for x in batch.rows:
