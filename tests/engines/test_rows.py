@@ -88,6 +88,9 @@ def test_numba_equals_plain_torch(kind, items, depth, size, words, monkeypatch):
 
     def step(rows, logits, scores):
         twin = at.to(rows, "cpu")
+        own = logits.clone()
+        assert at.priced(menu, rows, own, in_place=True) is own
+        assert torch.equal(own, scores)
         torch.testing.assert_close(at.priced(menu, twin, logits), scores, rtol=0, atol=1e-9)
         for mine, other in zip(at.branches(menu, twin, logits), at.branches(menu, rows, logits), strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)

@@ -76,9 +76,9 @@ class Menu:
         (3, 6, [[3, 4]])
         """
         table = _words(catalog, first, words, tokenizer)
+        _check_marks(between, end, table)
         between = tuple(int(x) for x in between)
         known = [*(int(w.max()) for w in table), *between, *([] if end is None else [end])]
-        _check_marks(between, end, table)
         vocabulary = max(known) + 1
         code_of = np.full((catalog.depth, vocabulary), -1, np.int32)
         for place, row in enumerate(table):

@@ -148,7 +148,8 @@ class Plan:
 
     def _candidates(self, closed: int) -> np.ndarray:
         """(N,) places among which a proof is looked for: as many of each class as can be needed, and the extremes."""
-        kept, most = self.menu.__dict__.setdefault("_best", {}), self.slots + closed
+        kept = self.menu.__dict__.setdefault("_best", {})
+        most = 1 << (self.slots + closed).bit_length()  # in steps, so that requests share what was found
         if (self.columns, most) in kept:
             return kept[self.columns, most]
         tree = self.menu.tree
@@ -196,13 +197,25 @@ def prepare(menu: Menu, policies: Sequence[Any]) -> tuple[Menu, list[Plan]]:
                     name += "'"
                 more[name] = objective.value
     if more:
-        menu = menu.with_columns({**{name: menu.column(name) for name in menu.columns}, **more})
+        menu = _with(menu, more)
         decoders = [d.decoder if isinstance(d, Plan) else d for d in decoders]
     plans: dict[int, Plan] = {}
     for decoder in decoders:
         if id(decoder) not in plans:
             plans[id(decoder)] = Plan.of(menu, decoder)
     return menu, [plans[id(d)] for d in decoders]
+
+
+def _with(menu: Menu, more: dict[str, Any]) -> Menu:
+    """The menu with more columns; kept, so that calling again with the same values costs nothing."""
+    kept = menu.__dict__.setdefault("_with", {})
+    key = tuple((name, id(value)) for name, value in more.items())
+    if key not in kept:
+        if len(kept) >= 8:
+            kept.clear()
+        own = {name: menu.column(name) for name in menu.columns}
+        kept[key] = menu.with_columns({**own, **more}), more  # with the values, whose ids are then nobody else's
+    return kept[key][0]
 
 
 def decoder_of(policy: Any) -> Decoder:

@@ -91,10 +91,11 @@ def advance(menu: Menu, rows: Rows, tokens: Any) -> Rows:
     return replace(rows, stand=stand)
 
 
-def priced(menu: Menu, rows: Rows, logits: Tensor) -> Tensor:
+def priced(menu: Menu, rows: Rows, logits: Tensor, *, in_place: bool = False) -> Tensor:
     """(R, V) log p + payment of every token, -inf where a row may not write it; see `kernels.tree.scores`.
 
-    logits: (R, V), or anything that differs from them by a constant per row: log-probabilities give the same
+    logits:   (R, V), or anything that differs from them by a constant per row: log-probabilities give the same
+    in_place: write over `logits` and return them, where a host wants that: half of the time goes into fresh memory
     """
     if logits.shape[0] != len(rows) or logits.shape[1] < menu.vocabulary:
         raise ValueError(
@@ -102,14 +103,17 @@ def priced(menu: Menu, rows: Rows, logits: Tensor) -> Tensor:
             f"got {tuple(logits.shape)}."
         )
     if isinstance(rows.stand.node, Tensor):
-        return plain.scores(_tree_on(menu, logits.device), rows.terms, rows.stand, logits)
-    if not FAST:
-        return plain.scores(menu.tensors, *_tensors(rows), logits.cpu()).to(logits.device)
-    from ..kernels import tree_cpu
+        out = plain.scores(_tree_on(menu, logits.device), rows.terms, rows.stand, logits)
+    elif not FAST:
+        out = plain.scores(menu.tensors, *_tensors(rows), logits.cpu()).to(logits.device)
+    else:
+        from ..kernels import tree_cpu
 
-    given = _ready(logits)
-    out = torch.empty_like(given)
-    tree_cpu.scores(menu.tree, rows.terms, rows.stand, given.numpy(), out.numpy())
+        given = _ready(logits)
+        out = given if in_place else torch.empty_like(given)
+        tree_cpu.scores(menu.tree, rows.terms, rows.stand, given.numpy(), out.numpy())
+    if in_place:
+        return logits if out.data_ptr() == logits.data_ptr() else logits.copy_(out)
     return out.to(logits)
 
 

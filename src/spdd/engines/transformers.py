@@ -62,9 +62,11 @@ def generate(
 
     `slate.relevance` is the log-probability of each item among the menu's.
     """
+    if menu is None and isinstance(policy, Plan):
+        menu = policy.menu
+    if not callable(getattr(getattr(model, "lm", model), "generate", None)):
+        raise TypeError(f"`model` must be a transformers model with `generate`, got {type(model).__name__}.")
     lm, inputs, menu, exclude = _inputs(model, prompts, menu, tokenizer, exclude)
-    if not callable(getattr(lm, "generate", None)):
-        raise TypeError(f"`model` must be a transformers model with `generate`, got {type(lm).__name__}.")
     beams = _count(beams, "beams")
     count = len(inputs["input_ids"])
     menu, plans = _plans(menu, policy, count)
@@ -81,8 +83,9 @@ def generate(
         rows=rows,
         beams=beams,
         sampling=sampling,
-        **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": length} | options,
-        return_dict_in_generate=True,
+        **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": length}
+        | options
+        | {"return_dict_in_generate": True},
     )
     slates = _slates(plans, filled.rows, filled.relevance)
     if isinstance(prompts, Tensor):
@@ -112,7 +115,6 @@ class SlateProcessor(LogitsProcessor):
         self.prompt_tokens = _count(prompt_tokens, "prompt_tokens", least=0)
         count = len(self.plans) if several else 1 if exclude is None or _is_mask(exclude) else len(exclude)
         self.rows = begin(self.plans, count, exclude)
-        self.any_batch = not several and count == 1
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return priced(self.menu, self.replay(input_ids), scores)
@@ -216,13 +218,14 @@ def _item(menu, rows, logits, reader, beams, sampling, slot):
     """
     count, leaf = len(rows), menu.depth - 1
     total = torch.zeros(count, 1, dtype=torch.float64)  # log p of each beam, and what it is paid
-    paid = torch.zeros_like(total)
+    paid, found = torch.zeros_like(total), torch.ones(count, 1, dtype=torch.bool)
     inner = before = rows
     parent = token = torch.arange(count)
     live = 1
     for level in range(menu.depth):
         word, sure, more = branches(menu, inner, logits.float())
         word, sure, more = (x.cpu().unflatten(0, (count, live)) for x in (word, sure, more))  # (R, B, W)
+        word = word.masked_fill(~found[:, :, None], -1)  # fewer prefixes than beams: the rest is nothing
         grown, gain = total[:, :, None] + sure, paid[:, :, None] + more
         score = (grown + gain).masked_fill(word < 0, -torch.inf).flatten(1)
         # Legal, but impossible to the model: behind all else, yet better than no item.
@@ -296,15 +299,19 @@ class _Reader:
         self.input_ids = self.input_ids[index]
         for name, x in self.kwargs.items():
             if name == "encoder_outputs":
-                for part, y in x.items():
-                    if isinstance(y, Tensor) and y.shape[:1] == (count,):
-                        x[part] = y[index.to(y.device)]
+                self.kwargs[name] = type(x)(**{part: _picked(y, index, count, 0) for part, y in x.items()})
             elif isinstance(x, Tensor):
-                axis = next((d for d in range(min(2, x.dim())) if x.shape[d] == count), None)
-                if axis == 0 or (axis == 1 and name == "position_ids" and x.dim() == 3):
-                    self.kwargs[name] = x.index_select(axis, index.to(x.device))
+                several = name == "position_ids" and x.dim() == 3  # one line of positions for each of several axes
+                self.kwargs[name] = _picked(x, index, count, 1 if several else 0)
         if self.cached:
             self.kwargs["past_key_values"].reorder_cache(index)
+
+
+def _picked(x: Any, index: Tensor, count: int, axis: int) -> Any:
+    """The rows of a tensor that has one for each of `count`; anything else as it is."""
+    if not isinstance(x, Tensor) or x.dim() <= axis or x.shape[axis] != count:
+        return x
+    return x.index_select(axis, index.to(x.device))
 
 
 def _drawn(score: Tensor, word: Tensor, sampling: Sampling, step: int) -> Tensor:
@@ -372,8 +379,6 @@ def _slates(plans: Sequence[Plan], rows: Rows, relevance: Tensor) -> list[Slate]
 
 def _plans(menu: Menu, policy: Any, count: int) -> tuple[Menu, list[Plan]]:
     if not isinstance(policy, list | tuple):
-        if isinstance(policy, Plan):
-            return policy.menu, [policy]
         return prepare(menu, [policy])
     if len(policy) != count:
         raise ValueError(f"`policy` must be one policy, or one for each of {count} prompts, got {len(policy)}.")

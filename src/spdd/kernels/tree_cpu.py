@@ -36,7 +36,7 @@ def branches(tree: Tree, terms: Terms, stand: Stand, logits, words, sures, pays)
 
 @numba.njit(cache=True, nogil=True)
 def scores(tree: Tree, terms: Terms, stand: Stand, logits, out):
-    """`tree.scores`, written to out (R, V)."""
+    """`tree.scores`, written to out (R, V), which may be the logits themselves."""
     words, sures, pays = np.empty((1, 0), np.int64), np.empty((1, tree.fan)), np.empty((1, tree.fan))
     _step(tree, terms, stand, logits, out, True, words, sures, pays)
 
@@ -60,8 +60,6 @@ def _step(tree, terms, stand, logits, out, dense, words, sures, pays):
                 else:
                     out[row, :] = logits[row, :]
             continue
-        if dense:
-            out[row, :] = -np.inf
         line = 0 if dense else row
         node = nodes[row]
         begin = tree_child[node]
@@ -138,6 +136,8 @@ def _step(tree, terms, stand, logits, out, dense, words, sures, pays):
                 top_legal = max(top_legal, score)
             else:
                 pays[line, k] = -np.inf
+        if dense:
+            out[row, :] = -np.inf  # only now: `out` may be the logits themselves
         banned = top_legal == -np.inf  # the host forbade all of them
         if banned:
             top = 0.0
