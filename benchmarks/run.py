@@ -31,6 +31,7 @@ QUICK = {
     "tiny_worlds": ["--worlds", "20"],
     "guard_overlap": ["--instances", "20"],
     "slate_values": ["--worlds", "20"],
+    "tree_step": ["--rounds", "50"],
 }
 
 
