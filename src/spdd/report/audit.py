@@ -185,7 +185,7 @@ def _goal(cases: Sequence[Case], number: int, audit: Audit) -> Section:
                 f"The printed algorithm by its rate, a panel a scale: {OF[subject]}. Bounds are means over users.", keys,
             )
         )  # fmt: skip
-        parts.append(_table(cases, subject, number))
+        parts += [_happened(cases, subject, number), _promised(cases, subject, number)]
     return Section(f"{goal} ≥ {floor:g}", parts)
 
 
@@ -240,33 +240,45 @@ def _lines(altair, rows, across, up, keys, *, title, x, y, marks=True, bars=()):
     return altair.layer(*layers).properties(title=title)
 
 
-def _table(cases: Sequence[Case], subject: str, number: int) -> Table:
-    names = [*dict.fromkeys(b.name for c in cases for b in getattr(c, subject).bounds)]
+def _happened(cases: Sequence[Case], subject: str, number: int) -> Table:
     shortfall = subject == "shortfall"
-    columns = ["decoder", Column("rate", "g"), "scale", *([Column("missed", ".1%")] if shortfall else []), Column("happened", ".3g"), Column("largest", ".3g")]  # fmt: skip
-    columns += [] if shortfall else [Column("best is worth", ".3g"), Column("against the exact optimum", ".3g")]
-    for name in names:
-        columns += [Column(LOOKS[name].label, ".3g"), Column(f"{name}: vacuous", ".0%")]
-        columns += [] if shortfall else [Column(f"{name}: above the best", ".0%")]
-        columns += [Column(f"{name}: exceeded", ".1%")]
+    columns: list[Column | str] = [
+        "decoder",
+        "scale",
+        Column("rate", "g"),
+        Column("happened", ".3g"),
+        Column("largest", ".3g"),
+    ]
+    columns += (
+        [Column("missed", ".1%")]
+        if shortfall
+        else [Column("best is worth", ".3g"), Column("to the exact optimum", ".3g")]
+    )
     rows = []
     for c in cases:
         reality: Reality = getattr(c, subject)
-        row: list[Any] = [c.decoder, c.rate, c.scale, *([c.missed] if shortfall else []), reality.mean, reality.largest]
-        row += [] if shortfall else [getattr(c, f"{subject}_best"), getattr(c, f"{subject}_exact")]
-        bounds = {b.name: b for b in reality.bounds}
-        for name in names:
-            b = bounds.get(name)
-            cells: list[Any] = [None] * (3 if shortfall else 4)
-            if b is not None:
-                value: Any = "infinite" if b.mean.value == math.inf else b.mean
-                cells = [value, b.vacuous, *([] if shortfall else [b.idle]), b.exceeded]
-            row += cells
-        rows.append(row)
-    told = f"Of {OF[subject]}. Vacuous: no slate could be worse, {cases[0].shortfall.worst if shortfall else 'slots times the spread of relevance'}."
+        more = [c.missed] if shortfall else [getattr(c, f"{subject}_{of}") for of in ("best", "exact")]
+        rows.append([c.decoder, c.scale, c.rate, reality.mean, reality.largest, *more])
+    return Table(f"{subject}-{number}", f"{SUBJECTS[subject]}: what happened", columns, rows, f"Of {OF[subject]}.")
+
+
+def _promised(cases: Sequence[Case], subject: str, number: int) -> Table:
+    shortfall = subject == "shortfall"
+    columns: list[Column | str] = ["bound", "scale", Column("rate", "g"), Column("says", ".3g"), Column("largest", ".3g"), Column("vacuous", ".0%")]  # fmt: skip
+    columns += [] if shortfall else [Column("above the best", ".0%")]
+    columns += [Column("exceeded", ".1%")]
+    rows = []
+    for c in cases:
+        for b in getattr(c, subject).bounds:
+            says: Any = "infinite" if b.mean.value == math.inf else b.mean
+            largest: Any = "infinite" if b.largest == math.inf else b.largest
+            idle = [] if shortfall else [b.idle]
+            rows.append([LOOKS[b.name].label, c.scale, c.rate, says, largest, b.vacuous, *idle, b.exceeded])
+    worst = f"the floor, {cases[0].floor:g}" if shortfall else "slots times the spread of relevance"
+    told = f"Shares of users. Vacuous: no slate could be worse, {worst}. Exceeded: what happened is above the bound."
     if not shortfall:
         told += " Above the best: the bound says no more than that a slate cannot lose what the best one is worth."
-    return Table(f"{subject}-{number}", SUBJECTS[subject], columns, rows, told)
+    return Table(f"{subject}-bounds-{number}", f"{SUBJECTS[subject]}: what was promised", columns, rows, told)
 
 
 def _conditions(audit: Audit) -> Section:
