@@ -390,6 +390,7 @@ def test_bad_policies_are_refused(model, new, policy, complaint, monkeypatch):
         ({"prompts": [[]]}, "at least one token"),
         ({"prompts": [[999]]}, "tokens from 0 to 25, got up to 999"),
         ({"prompts": [["a"]]}, "whole numbers"),
+        ({"prompts": [2, 3]}, r"one row alone is \[prompt\]"),
         ({"prompts": "hello"}, "give `tokenizer` too"),
         ({"menu": None}, "`menu` must say which items"),
         ({"exclude": "seen"}, "`exclude` must be one list"),

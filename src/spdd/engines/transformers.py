@@ -442,7 +442,10 @@ def _lists(prompts: Any) -> list[list[int]]:
         if prompts.ndim != 2:
             raise ValueError(f"`prompts` must be (R, T) token ids, got shape {tuple(prompts.shape)}.")
         return prompts.tolist()
-    found = [row.tolist() if hasattr(row, "tolist") else list(row) for row in prompts]
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in prompts]
+    if not all(isinstance(row, list | tuple) for row in rows):
+        raise TypeError("`prompts` must hold a list of token ids for each row; one row alone is [prompt].")
+    found = [list(row) for row in rows]
     for row in found:
         if not all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in row):
             raise TypeError("`prompts` must hold token ids (whole numbers), or be texts with `tokenizer`.")
