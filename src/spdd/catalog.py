@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-import tempfile
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
@@ -21,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from .files import atomic
 
 FORMAT = "spdd catalog 1"
 
@@ -281,24 +281,16 @@ class Catalog:
 
     def save(self, path: str | Path) -> None:
         """Write the ids to one .npz file, in one step. What `preferring` asked for is not kept."""
-        path, tokens = Path(path), self.tokens.cpu().numpy()
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(
-                    file,
-                    format=np.array(FORMAT),
-                    tokens=tokens.astype(np.min_scalar_type(max(self.sizes) - 1)),
-                    sizes=np.array(self.sizes, np.int64),
-                    items=np.array(self.items),
-                    fingerprint=np.array(self.fingerprint()),
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        tokens = self.tokens.cpu().numpy()
+        with atomic(path) as file:
+            np.savez(
+                file,
+                format=np.array(FORMAT),
+                tokens=tokens.astype(np.min_scalar_type(max(self.sizes) - 1)),
+                sizes=np.array(self.sizes, np.int64),
+                items=np.array(self.items),
+                fingerprint=np.array(self.fingerprint()),
+            )
 
     @classmethod
     def load(cls, path: str | Path, *, items: str | None = None) -> Catalog:

@@ -7,8 +7,6 @@ Files are compressed and the same for the same split, byte by byte.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files import atomic
 from .interactions import Items, Sequences, Split
 
 FORMAT = "spdd split 1"
@@ -38,16 +37,8 @@ def save(split: Split, path: str | Path, /, **about: Any) -> None:
         as_text = column.dtype == object
         arrays[f"{name}.json" if as_text else name] = _text(column.tolist()) if as_text else column
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with atomic(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def load(path: str | Path) -> Split:

@@ -31,8 +31,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import write_atomically
+from ..files import atomic, write_atomically
 from .metrics import Outcome, Truth, measure, outcome_of, truth_of
 
 VERSION = 1
@@ -290,16 +288,8 @@ def _record(folder: Path, key: str) -> Path:
 
 def _save(path: Path, **arrays: np.ndarray) -> None:
     """An .npz, whole or not at all."""
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with atomic(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def _unpacked(bits: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

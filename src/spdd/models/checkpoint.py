@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..files import atomic
 
 FORMAT = b"spdd-checkpoint-1"
 
@@ -38,25 +38,16 @@ def save(
     buffer = io.BytesIO()
     torch.save({"kind": kind, "config": config, "weights": weights, "fingerprint": fingerprint, "more": more}, buffer)
     body = buffer.getbuffer()
-    name = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with atomic(path) as file:
             file.write(FORMAT + b" " + hashlib.sha256(body).hexdigest().encode() + b"\n")
             file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
     except OSError as error:
-        _forget(name)
         raise OSError(
             error.errno,
             f"Checkpoint '{path}' ({len(body) / 1e6:.0f} MB) cannot be written: {error.strerror}. "
             "What was there before is untouched. Free some space or name a folder that can be written to",
         ) from error
-    except BaseException:
-        _forget(name)
-        raise
 
 
 def load(path: str | Path, *, kind: str | None = None, fingerprint: str | None = None) -> Checkpoint:
@@ -96,8 +87,3 @@ def load(path: str | Path, *, kind: str | None = None, fingerprint: str | None =
             f"the items at hand is {fingerprint}. Use the data it was trained with, or train again."
         )
     return found
-
-
-def _forget(name: str | None) -> None:
-    if name is not None:
-        Path(name).unlink(missing_ok=True)
