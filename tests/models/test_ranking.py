@@ -39,6 +39,13 @@ def test_unknown_and_seen_targets_stand_behind_all():
     assert ranking.ranks(MODEL, [[], [2]], [-1, 2]).tolist() == [5, 5]
 
 
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_stand_behind_all(lost):
+    """A model that has diverged must not look perfect."""
+    assert ranking.ranks(Fixed([lost] * 4), [[], [], [2]], [0, 3, 1]).tolist() == [4, 4, 4]
+    assert ranking.ranks(Fixed([1.0, lost, 3.0, lost]), [[], [], []], [0, 1, 2]).tolist() == [1, 4, 0]
+
+
 def test_metrics_by_hand():
     rank = torch.tensor([0, 2, 9, 10])
     assert ranking.recall(rank).tolist() == [1, 1, 1, 0]

@@ -1,6 +1,7 @@
 """Training can be killed, resumed and shared out without changing what comes of it."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -153,6 +154,30 @@ def test_diverging_is_told_and_never_saved(tmp_path):
     with pytest.raises(ValueError, match=r"The loss became nan in epoch 0, by step 2.*Lower `rate`"):
         train.fit(toy, train.Settings(**SMALL), tmp_path)
     assert checkpoint.load(tmp_path / "last.pt").more["steps"] == 0
+
+
+@pytest.mark.parametrize("every", [0, 11])
+def test_weights_that_are_not_finite_are_never_kept(tmp_path, every):
+    """No loss has seen the last step's weights, and validation may find them as good as any."""
+    toy = Toy()
+    whole = toy.batches
+    # Every step takes every weight 3.3e37 down: eleven are one too many for 32 bits, and the loss never notices.
+    toy.batches = lambda *which: itertools.islice(itertools.cycle(whole(*which)), 12 if every else 11)
+    toy.loss = lambda batch, generator: torch.cat([p.flatten() for p in toy.model.parameters()]).double().mean()
+    toy.validate = lambda: {"fit": 0.8}
+    with pytest.raises(ValueError, match=r"The weights are no longer finite in epoch 0, by step 11: .* Lower `rate`"):
+        train.fit(toy, train.Settings(epochs=1, every=every, rate=3.3e37), tmp_path)
+    assert not (tmp_path / "best.pt").exists()
+    held = checkpoint.load(tmp_path / "last.pt")
+    assert all(bool(x.isfinite().all()) for x in held.weights.values())
+
+
+def test_a_first_metric_that_is_no_number_is_told(tmp_path):
+    toy = Toy()
+    toy.validate = lambda: {"fit": float("nan")}
+    with pytest.raises(ValueError, match="'fit' is not a number"):
+        train.fit(toy, train.Settings(epochs=1), tmp_path)
+    assert not (tmp_path / "best.pt").exists()
 
 
 def test_training_leaves_chance_alone(tmp_path):

@@ -16,7 +16,8 @@ def ranks(model: Any, histories: Any, target: Any, *, batch: int = 1024) -> Tens
     """(R,) how many unseen items stand before the target; 0 is the best.
 
     Equal scores stand in order of their item numbers. A target the model does not know (-1), or one that the row has
-    seen and that is masked with the rest, stands behind all items.
+    seen and that is masked with the rest, stands behind all items; so does one whose score is no number, or no finite
+    one: a model that has gone astray must not look good.
 
     histories: lists, or (R, L) padded with -1.  target: (R,) item numbers
     """
@@ -28,7 +29,8 @@ def ranks(model: Any, histories: Any, target: Any, *, batch: int = 1024) -> Tens
         M = scores.shape[1]
         seen = aligned(rows, device=scores.device)
         seen = torch.zeros(len(scores), M + 1, dtype=torch.bool, device=scores.device).scatter_(1, seen % (M + 1), True)
-        scores = scores.masked_fill(seen[:, :M], -torch.inf)
+        # Not `scores >= inf`, which NaN answers with no, as it does every comparison.
+        scores = scores.masked_fill(seen[:, :M] | ~(scores < torch.inf), -torch.inf)
         wanted = target[at : at + batch].to(scores.device)[:, None]
         own = scores.gather(1, wanted.clamp_min(0))
         before = torch.arange(M, device=scores.device) < wanted

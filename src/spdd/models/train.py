@@ -186,12 +186,12 @@ def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, bar) -> _R
             run = run._replace(step=run.step + 1, steps=run.steps + 1)
             bar.advance()
             if settings.every and run.step % settings.every == 0:
-                run = run._replace(total=_finite(total, run))
+                run = run._replace(total=_finite(total, run, task.model))
                 if rank == 0:
                     _save(task, settings, optimizer, folder, world, run)
     if not run.step:
         raise ValueError(f"`task.batches` gave no batch in epoch {run.epoch}: there is nothing to train on.")
-    run = run._replace(total=_finite(total, run))
+    run = run._replace(total=_finite(total, run, task.model))
     return _finish(task, settings, optimizer, folder, rank, world, run, time.monotonic() - begun)
 
 
@@ -218,7 +218,8 @@ def _finish(task, settings, optimizer, folder, rank, world, run: _Run, seconds: 
     metrics = _told(metrics, task.model, world)
     line = {"epoch": run.epoch, "steps": run.steps, "loss": run.total / run.step, "metrics": metrics}
     history = (*run.history, {**line, "seconds": round(seconds, 3)})
-    better = run.best < 0 or not metrics or _first(metrics) > _first(run.history[run.best]["metrics"])
+    first = _first(metrics) if metrics else 0.0
+    better = run.best < 0 or not metrics or first > _first(run.history[run.best]["metrics"])
     run = run._replace(history=history, best=run.epoch if better else run.best)
     run = run._replace(epoch=run.epoch + 1, step=0, total=0.0)
     if rank == 0:
@@ -245,11 +246,14 @@ def _over(model: nn.Module, settings: Settings, run: _Run, seconds: float, world
     return ""
 
 
-def _finite(total: Tensor, run: _Run) -> float:
+def _finite(total: Tensor, run: _Run, model: nn.Module) -> float:
+    """The loss so far, before anything is kept. The weights are looked at too: no loss has seen the last step's yet."""
     value = float(total)
-    if not math.isfinite(value):
+    sound = all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad)
+    if not math.isfinite(value) or not sound:
+        what = "The weights are no longer finite" if math.isfinite(value) else f"The loss became {value}"
         raise ValueError(
-            f"The loss became {value} in epoch {run.epoch}, by step {run.step}: training has diverged. Lower `rate`, "
+            f"{what} in epoch {run.epoch}, by step {run.step}: training has diverged. Lower `rate`, "
             "or use a `warmup`. The last checkpoint is from before."
         )
     return value
