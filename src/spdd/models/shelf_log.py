@@ -62,11 +62,16 @@ def shelf_log(split: Split, labels: Sequence[str], people: np.ndarray | None = N
 def with_rates(log: Actions, labels: Sequence[np.ndarray], learn: np.ndarray, offset: float) -> Actions:
     """The log with what is known of each event's item: log-odds of each label, smoothed, and log of how often it was shown.
 
-    Counted over the impressions to learn from; those of the event's own day are left out if it is one of them, so that
-    no label takes part in its own prediction, and numbers in training are like those of later days.
+    Counted over the impressions to learn from; those of the event's own day are left out if it is one of them, also of the
+    average, so that no label takes part in its own prediction, and numbers in training are like those of later days.
 
+    learn:  (N,) places of impressions in the log
     offset: hours to add to times, so that days are those of the people
     """
+    if not len(learn):
+        raise ValueError(
+            "a ranker of shelves learns from impressions, and the train part has none. Split the data later."
+        )
     day = ((log.time + offset * HOUR) // (24 * HOUR)).astype(np.int64)
     day, days = day - day[learn].min(), int(np.ptp(day[learn])) + 1
     own = np.full(len(day), -1)
@@ -75,28 +80,39 @@ def with_rates(log: Actions, labels: Sequence[np.ndarray], learn: np.ndarray, of
     cell = (log.item[learn] + 1) * days + own[learn]
 
     def counted(weights):
-        """(E,) the sum over the item's impressions of other days."""
+        """Two (E,): the sum over the item's impressions of other days, and over all items' of those days."""
         count = np.bincount(cell, weights, minlength=items * days).reshape(items, days)
+        daily = count.sum(0)
         count[0] = 0  # nothing is known of the unknown item
-        return count.sum(1)[log.item + 1] - np.where(own >= 0, count[log.item + 1, own], 0)
+        own_day = np.where(own >= 0, count[log.item + 1, own], 0)
+        return count.sum(1)[log.item + 1] - own_day, daily.sum() - np.where(own >= 0, daily[own], 0)
 
-    shown = counted(np.ones(len(cell)))
-    taken = [(counted((label[learn] > 0).astype(float)), (label[learn] > 0).mean()) for label in labels]
-    return log._replace(stats=_stats(shown, taken))
+    shown, every = counted(np.ones(len(cell)))
+    taken = [counted((label[learn] > 0).astype(float)) for label in labels]
+    return log._replace(stats=_stats(shown, [(count, _share(whole, every)) for count, whole in taken]))
 
 
 def rates(log: Actions, labels: Sequence[np.ndarray], learn: np.ndarray, items: int) -> np.ndarray:
     """(M, S) the same of every item today, counted over all impressions to learn from."""
-    learn = learn[log.item[learn] >= 0]
-    shown = np.bincount(log.item[learn], minlength=items)
+    known = learn[log.item[learn] >= 0]
+    shown = np.bincount(log.item[known], minlength=items)
     taken = [
-        (np.bincount(log.item[learn], label[learn] > 0, minlength=items), (label[learn] > 0).mean()) for label in labels
+        (np.bincount(log.item[known], label[known] > 0, minlength=items), _share((label[learn] > 0).sum(), len(learn)))
+        for label in labels
     ]
     return _stats(shown, taken)
 
 
+def _share(taken, shown):
+    """Of what was shown; never 0 or 1, whose log-odds have no end, also where nothing or everything was taken."""
+    return (taken + 0.5) / (shown + 1)
+
+
 def _stats(shown, taken) -> np.ndarray:
-    """(N, S) float32: log-odds beside the average's, with ten average impressions added, and how often shown."""
+    """(N, S) float32: log-odds beside the average's, with ten average impressions added, and how often shown.
+
+    taken: for each label, how often (N,), and the share taken of all items
+    """
     columns = []
     for count, mean in taken:
         rate = (count + 10 * mean) / (shown + 10)
