@@ -180,3 +180,22 @@ def test_of_a_target_of_nothing_the_average_is_the_error():
 def test_personal_targets_cannot_be_averaged():
     with pytest.raises(ValueError, match="one number when per='traffic'"):
         spdd.Objective("new", VALUE, at_least=np.array([1.0, 2.0]), per="traffic")
+
+
+def test_several_calls_may_be_one_batch():
+    logits, new = np.random.default_rng(0).normal(size=(30, 9)), np.arange(9) % 3 == 0
+    one, other = (
+        spdd.SPDD([spdd.Objective("new", value=new.astype(float), at_least=2, per="traffic")], slots=3)
+        for _ in range(2)
+    )
+    one.rerank(logits[:1])  # first prices follow the first rows seen
+    one.rerank(logits)
+    other.rerank(logits[:1])
+    with other.one_batch():
+        other.rerank(logits[:20])
+        assert other.traffic.batches == 1
+        other.rerank(logits[20:])
+    assert other.traffic == one.traffic
+    with other.one_batch():
+        pass
+    assert other.traffic == one.traffic

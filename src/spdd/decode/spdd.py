@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ class SPDD(Decoder):
         if not isinstance(self.guard, bool):
             raise TypeError(f"`guard` must be True or False, got {self.guard!r}.")
         self.traffic = Traffic(*self._traffic_promises())
+        self._held: list[torch.Tensor] | None = None  # what slates gained in `one_batch`
+
+    @contextlib.contextmanager
+    def one_batch(self) -> Iterator[None]:
+        """A context in which shared prices stand still: slates of several calls count as one batch, which ends with it."""
+        self._held = held = []
+        try:
+            yield
+        finally:
+            self._held = None
+        if held:
+            self._learn(torch.cat(held))
 
     def save(self, path: str | Path) -> None:
         """Keep what traffic has taught (the shared prices), whole or not at all."""
@@ -136,15 +149,17 @@ class SPDD(Decoder):
 
     def served(self, slate: Slate) -> Slate:
         if self.traffic.promises and len(slate):
-            names = [o.name for o in self.objectives]
-            gained = slate.gained.mean(0).tolist()
-            mean, rate = [], []
-            for promise in self.traffic.promises:
-                c = names.index(promise.rsplit(" ", 1)[0])
-                mean.append(gained[c])
-                rate.append(self.traffic_rate)
-            self.traffic = self.traffic.moved(mean, len(slate), rate)
+            if self._held is None:
+                self._learn(slate.gained)
+            else:
+                self._held.append(slate.gained.cpu())
         return slate
+
+    def _learn(self, gained: torch.Tensor) -> None:
+        """Move the shared prices. gained: (R, C) of a batch of slates"""
+        names, mean = [o.name for o in self.objectives], gained.mean(0).tolist()
+        kept = [mean[names.index(promise.rsplit(" ", 1)[0])] for promise in self.traffic.promises]
+        self.traffic = self.traffic.moved(kept, len(gained), [self.traffic_rate] * len(kept))
 
     def _start(self, view) -> float | str:
         if self.start != "auto":
