@@ -269,7 +269,6 @@ BAD_TABLES = {
     "no score": (with_line("ann,b,,0,0.25,x"), NEW, "line 3 has nothing in column 'score'"),
     "no user id": (with_line(",b,1,0,0.25,x"), NEW, "column 'user' of 'bad.csv' must not be empty"),
     "no item": (with_line("ann,,1,0,0.25,x"), NEW, "column 'item' of 'bad.csv' must not be empty, got nothing for user 'ann'"),
-    "no label": (with_line("ann,b,1,0,0.25,"), ["--at-most-per", "artist<=1"], "column 'artist' of 'bad.csv' must not be empty"),
     "too many fields": (with_line("ann,b,1,0,0.25,x,x"), NEW, "line 3 has 7 fields, the header has 6"),
     "too few fields": (with_line("ann,b,1,0"), [*NEW, "-o", "margin<=1"], "line 3 has 4 fields, the header has 6"),
     "twice": (with_line("ann,a,1,0,0.25,x"), NEW, "'bad.csv' must name an item once per user, got item 'a' more than once for user 'ann'"),

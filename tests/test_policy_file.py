@@ -13,6 +13,7 @@ from spdd.policy_file import (
     Policy,
     amended,
     decoder_class,
+    labels,
     parse_objective,
     parse_objectives,
     parse_per_group,
@@ -206,6 +207,40 @@ def test_labels_may_be_anything_and_differ_by_row():
     logits = np.array([[3.0, 2.0, 1.0]] * 2)
     assert policy.decoder({"artist": wide}).rerank(logits).items.tolist() == [[0, 2], [0, 1]]
     assert policy.decoder({"artist": torch.tensor([10**12, 10**12, -5])}).rerank(logits).items.tolist() == [[0, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["", "x", "", "x", "y"],
+        [None, "x", None, "x", "y"],
+        [np.nan, 7.0, np.nan, 7.0, -1.0],
+        np.array([np.nan, 7, None, np.float32(7), "-1"], dtype=object),
+    ],
+    ids=["text", "none", "nan", "mixed"],
+)
+def test_an_empty_label_is_no_label(column):
+    """Items without one are limited by nothing; -1 is a label like any other."""
+    assert labels(column).tolist()[:4] == [-1, labels(column)[1], -1, labels(column)[1]]
+    assert labels(column)[4] >= 0
+    said = {"slots": 4, "objectives": [{"name": "x", "kind": "per_group", "column": "of", "most": 1}]}
+    slate = policy_of(said).decoder({"of": column}).rerank(np.array([[5.0, 4.0, 3.0, 2.0, 1.0]]))
+    assert slate.items.tolist() == [[0, 1, 2, 4]]
+
+
+def test_labels_cost_what_there_is_of_them_not_what_they_are_called():
+    said = {"slots": 2, "objectives": [{"name": "x", "kind": "coverage", "column": "of", "concave": 1, "at_least": 2}]}
+    decoder = policy_of(said).decoder({"of": np.array([10**10, 10**10, 3])})
+    assert decoder.rerank(np.array([[3.0, 2.0, 1.0]])).items.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    "column", [np.array([1, 2, 2]), np.array([1.0, 2.0, 2.0]), ["1", "2", "2"], torch.tensor([1, 2, 2])]
+)
+def test_what_is_wanted_is_named_as_a_table_names_it(column):
+    said = {"name": "x", "kind": "calibration", "column": "of", "wanted": {"1": 1, "2": 1}, "at_least": 0.99}
+    decoder = policy_of({"slots": 2, "objectives": [said]}).decoder({"of": column})
+    assert decoder.rerank(np.array([[1.0, 3.0, 2.0]])).items.tolist() in ([[1, 0]], [[0, 1]])
 
 
 @pytest.mark.parametrize(

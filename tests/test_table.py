@@ -136,6 +136,42 @@ def test_size_of_chunks_and_order_of_rows_do_not_matter(said, tmp_path, monkeypa
     assert summary.users == 60
 
 
+def test_shared_prices_move_once_a_chunk_however_it_is_cut(tmp_path, monkeypatch):
+    said = {"slots": 3, "objectives": [{"name": "new", "at_least": 2, "per": "traffic"}]}
+    frame, policy = table(users=300), policy_of(said)
+    served(frame, said, tmp_path, state=tmp_path / "whole.json")
+    monkeypatch.setattr("spdd.table.rerank.CELLS", 2000)
+    served(frame, said, tmp_path, state=tmp_path / "cut.json")
+    one, many = (policy.made().load(tmp_path / f"{name}.json").traffic for name in ("whole", "cut"))
+    assert (one.batches, one.slates) == (many.batches, many.slates) == (1, 300)
+    served(frame, said, tmp_path, state=tmp_path / "cut.json", rows=200)
+    assert policy.made().load(tmp_path / "cut.json").traffic.batches > 3
+
+
+@pytest.mark.parametrize("target", ["in the way", "whole"])
+def test_what_was_learnt_and_slates_are_kept_together(tmp_path, monkeypatch, target):
+    """Not one without the other, where the disk is full or the power goes as the file takes its place."""
+    said = {"slots": 3, "objectives": [{"name": "new", "at_least": 2, "per": "traffic"}]}
+
+    def fails(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spdd.table.target.os.fsync" if target == "whole" else "spdd.table.target.os.replace", fails)
+    with pytest.raises((OSError, ValueError), match="No space left"):
+        served(table(), said, tmp_path, state=tmp_path / "s.json")
+    assert not (tmp_path / "slates.parquet").exists()
+    assert (tmp_path / "s.json").exists() == (target != "whole")
+
+
+def test_a_row_that_cannot_keep_floor_and_cap_is_impossible_in_the_summary_too(tmp_path):
+    frame = table(users=20, longest=8).with_columns(new=pl.lit(5.0))
+    said = {"slots": 2, "objectives": [{"name": "new", "at_least": 1, "at_most": 3}]}
+    _, summary = served(frame, said, tmp_path)
+    (tally,) = summary.objectives
+    assert summary.status.tolist() == [0, 0, 20]
+    assert (tally.met, tally.impossible) == (0, 20)
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_chunks_hold_whole_users_in_the_tables_order(shuffled, tmp_path, monkeypatch):
     monkeypatch.setattr("spdd.table.source.RUN", 64)
@@ -448,6 +484,35 @@ def test_another_days_providers(tmp_path):
     assert found["shown"][0] > 0
     with pytest.raises(ValueError, match=r"belongs to other providers: it holds 5 .*none of which this decoder has"):
         served(second.with_columns(pl.lit("z").alias("of")), FAIR, tmp_path, state=state)
+
+
+OF_ARTIST = {
+    "text": pl.col("artist"),
+    "some empty": pl.when(pl.col("artist") != "x").then(pl.col("artist")),
+    "whole numbers": pl.col("artist").replace_strict({"x": 1, "y": -1, "z": 10**10}, return_dtype=pl.Int64),
+    "numbers and none": pl.col("artist").replace_strict({"x": 1.0, "y": None, "z": 2.5}, return_dtype=pl.Float64),
+    "true or false": pl.col("artist") == "x",
+}
+BY_ARTIST = {
+    name: POLICIES[name] for name in ("per group", "spacing", "coverage", "dpp")
+} | {
+    "calibration": {
+        "slots": 4,
+        "objectives": [{"name": "t", "kind": "calibration", "column": "artist", "wanted": {"1": 1, "y": 2}, "at_least": 0.8}],
+    },
+    "calibrated": {"decoder": "calibrated", "settings": {"table": "artist", "wanted": {"1": 3, "true": 1}, "weight": 0.9}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_ARTIST)
+@pytest.mark.parametrize("labels", OF_ARTIST)
+@pytest.mark.parametrize("file", ["candidates.parquet", "candidates.csv"])
+def test_labels_mean_on_disk_what_they_mean_in_memory(name, labels, file, tmp_path):
+    if file.endswith("csv") and labels == "numbers and none":
+        pytest.skip("a CSV says 1.0, which is text there")
+    frame = table(users=15).with_columns(artist=OF_ARTIST[labels])
+    out, _ = served(frame, BY_ARTIST[name], tmp_path, file)
+    assert out.select("user", "slot", "item", "score", "status").rows() == by_hand(frame, BY_ARTIST[name])
 
 
 @pytest.mark.parametrize("name", ["candidates.csv", "candidates.parquet"])

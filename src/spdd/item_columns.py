@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .data.interactions import Split
+from .policy_file import label_text
 
 POPULARITY = "popularity"
 
@@ -55,7 +56,7 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray:
         return column.astype(np.float64)
     if any(isinstance(x, (list, tuple, np.ndarray)) for x in column.tolist()):
         raise ValueError(f"column '{name}' holds lists of labels. Ask for one of them: '{name}=LABEL'.")
-    return np.array(["" if x is None else str(x) for x in column.tolist()])
+    return np.array([label_text(x) for x in column.tolist()])
 
 
 def _labels(entry) -> set[str]:

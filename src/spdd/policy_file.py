@@ -165,10 +165,11 @@ class Kinds(NamedTuple):
         """(..., T) float64. columns: (...) labels or numbers by column name"""
         if self.categories:
             return np.stack([_array(columns[c]) for c in self.categories], -1).astype(np.float64)
-        given = _array(columns[self.column])
+        codes, known = owners(columns[self.column])
         if self.wanted is not None:
-            return np.stack([given.astype(str) == name for name in self.wanted], -1).astype(np.float64)
-        return one_hot(labels(given))
+            places = [known.index(name) if name in known else len(known) for name in self.wanted]
+            return np.stack([codes == place for place in places], -1).astype(np.float64)
+        return one_hot(codes)
 
 
 def one_hot(codes: np.ndarray) -> np.ndarray:
@@ -552,6 +553,30 @@ def amended(
 
 # ---- the texts of the command line ------------------------------------------------------------------------------
 
+
+def policy_said(
+    file: str | Path | None,
+    *,
+    decoder: str | None = None,
+    slots: int | None = None,
+    objectives: Iterable[str] | None = (),
+    at_most_per: Iterable[str] | None = (),
+    settings: Iterable[str] | None = (),
+) -> Policy:
+    """The policy of a file, or the usual one, with what the options of a command say on top.
+
+    >>> policy_said(None, slots=5, objectives=["new>=2"], settings=["rate=0.1"]).decoder().slots
+    5
+    """
+    return amended(
+        Policy() if file is None else read_policy(file),
+        decoder=decoder,
+        slots=slots,
+        objectives=[*parse_objectives(objectives or ()), *map(parse_per_group, at_most_per or ())],
+        settings=dict(map(parse_setting, settings or ())),
+    )
+
+
 _NUMBER = r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?|[+-]?(?:nan|inf)"
 _AFTER = re.compile(rf"(?P<name>.*\S)\s*(?P<sign>>=|<=|≥|≤)\s*(?P<target>{_NUMBER})$", re.DOTALL)
 _BEFORE = re.compile(rf"(?P<target>{_NUMBER})\s*(?P<sign>>=|<=|≥|≤)\s*(?P<name>.*\S)$", re.DOTALL)
@@ -655,28 +680,31 @@ def _target(text: str) -> float | int | str:
 
 
 def labels(given: Any) -> np.ndarray:
-    """Whole numbers that tell groups apart. given: labels of any kind; whole numbers stay as they are."""
-    array = _array(given)
-    if array.dtype.kind in "iu":
-        return array.astype(np.int64)
-    return np.unique(array.astype(str), return_inverse=True)[1].reshape(array.shape)
+    """Numbers from 0 on that tell labels apart, -1 where there is none. The same as for a column of a table on disk."""
+    return owners(given)[0]
 
 
 def owners(given: Any) -> tuple[np.ndarray, list[str]]:
-    """Numbers from 0 on, -1 for no provider, and what the providers are called, in order. given: labels; empty is none
+    """Numbers from 0 on, -1 for none, and what the labels are as text, in order. given: labels of any kind; empty is none
 
     >>> owners(["y", None, "x", "", "y"])
     (array([ 1, -1,  0, -1,  1]), ['x', 'y'])
     """
     array = _array(given)
-    texts = np.array([_text(label) for label in array.ravel().tolist()], dtype=object)
+    every, place = array.ravel(), None
+    if array.dtype != object:
+        every, place = np.unique(array, return_inverse=True)
+    texts = [label_text(label) for label in every.tolist()]
     known = sorted({text for text in texts if text})
     at = {text: code for code, text in enumerate(known)}
-    return np.array([at.get(text, -1) for text in texts], dtype=np.int64).reshape(array.shape), known
+    codes = np.array([at.get(text, -1) for text in texts], dtype=np.int64)
+    return (codes if place is None else codes[place]).reshape(array.shape), known
 
 
-def _text(label: Any) -> str:
+def label_text(label: Any) -> str:
     """As a table on disk has it: a whole number is the same whether or not empty places made its column one of floats."""
+    if isinstance(label, np.generic):
+        label = label.item()
     if label is None or label != label:
         return ""
     if isinstance(label, bool):
@@ -721,6 +749,7 @@ __all__ = [
     "parse_per_group",
     "parse_setting",
     "policy_of",
+    "policy_said",
     "read_policy",
     "settings_of",
 ]

@@ -150,14 +150,23 @@ def _dated(batch: pl.DataFrame) -> pl.DataFrame:
 
 
 def _numbers(frame: pl.DataFrame) -> pl.DataFrame:
-    """Columns of a CSV hold text; those where every value is a number become numbers, whole where all are."""
+    """Columns of a CSV hold text; those where every value is a number become numbers, whole where all are.
+
+    "007" is a name, and another than "7"; so is what has more digits than a number keeps. Such a column stays text.
+    """
     made = []
     for name, kind in frame.schema.items():
         if kind != pl.String or name in ("user", "item"):
             continue
+        text = frame[name]
         for wanted in (pl.Int64, pl.Float64):
-            cast = frame[name].cast(wanted, strict=False)
-            if cast.null_count() == frame[name].null_count() < len(frame):
-                made.append(cast.alias(name))
-                break
+            cast = text.cast(wanted, strict=False)
+            if cast.null_count() != text.null_count() or text.null_count() == len(frame):
+                continue
+            if wanted == pl.Int64 and not (cast.cast(pl.String) == text).all():
+                continue
+            if wanted == pl.Float64 and text.str.contains(r"^\s*[+-]?(0\d|\d{16,}\s*$)").any():
+                continue
+            made.append(cast.alias(name))
+            break
     return frame.with_columns(made)

@@ -147,7 +147,7 @@ def rerank_table(
         if known is not None:
             columns["provider"] = _numbered(chunk[f"p:{policy.providers}"], known, source)
         parts, users = [], []
-        with contextlib.nullcontext() if fair is None else fair.one_batch():
+        with getattr(decoder, "one_batch", contextlib.nullcontext)():
             for some, grid in grids(chunk, _cells(policy, columns)):
                 values = {o.name: _value(o, columns, grid) for o in policy.objectives}
                 scores = grid.fill(columns["score"])
@@ -165,9 +165,7 @@ def rerank_table(
         whole = pl.concat(parts)
         target.add(whole if len(parts) == 1 else whole[np.argsort(np.concatenate(users), kind="stable")])
         progress(len(chunk))
-    target.finish()
-    if save is not None:
-        save(state)
+    target.finish((lambda: None) if save is None else lambda: save(state))
     return summary
 
 
@@ -237,12 +235,12 @@ def _matrices(policy: Policy) -> list[pl.Expr]:
         if own[0] == "p":  # told apart over the whole table: see `_numbered`
             continue
         if own[0] == "l":  # only a user's own candidates have to be told apart
-            found[own] = pl.col(own).rank("dense").over("user").cast(pl.Int64) - 1
+            found[own] = (pl.col(own).rank("dense").over("user").cast(pl.Int64) - 1).fill_null(-1)
         else:
             found[own] = pl.col(own).cast(pl.Float64)
         for label in {label for kinds in _kinds(policy) if kinds.column == column for label in kinds.wanted or ()}:
             name = f"{own}={label}"
-            found[name] = (pl.col(own).cast(pl.String) == label).cast(pl.Float64).alias(name)
+            found[name] = (pl.col(own) == label).fill_null(False).cast(pl.Float64).alias(name)
     return list(found.values())
 
 
@@ -358,9 +356,8 @@ def count(summary: Summary, decoder, slate, plain, real: np.ndarray) -> None:
         tally.greedy += float(given(objective.value, plain.items, summary.slots).sum())
         low, high = (t - TOLERANCE * abs(t) if np.isfinite(t) else t for t in (floor, -cap))
         tally.met += int(((gained >= low) & (-gained >= high)).sum())
-        # The most that can be had of a floor, the least of a cap by itself.
-        beyond = reachable < low if np.isfinite(floor) else -reachable < high
-        tally.impossible += int(beyond.sum())
+        # The most that can be had of a floor, the least of a cap by itself, the nearest there is to both.
+        tally.impossible += int(((reachable < low) | (-reachable < high)).sum())
 
 
 def _learner(decoder, state: Path) -> Callable[[Any], None]:

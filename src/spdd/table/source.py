@@ -4,7 +4,8 @@ A first pass counts each user's rows, which decides the chunks: users in the ord
 a chunk has about as many rows as asked for. So the same users meet in the same chunk however rows are ordered.
 Where every user's rows stand together the file is streamed; otherwise it is sorted on disk first, in runs that fit
 in memory. Columns get names of our own, so that none can clash: user, item, score, and n:, x:, l: or p: before the
-column's own for values, any finite numbers, labels, and providers, which are labels too but may be empty.
+column's own for values, any finite numbers, labels, and providers, which are labels too. Labels are text, and may be empty:
+null here.
 """
 
 from __future__ import annotations
@@ -160,9 +161,10 @@ def _csv_types(names: dict[str, str], schema: pl.Schema) -> dict[str, pl.DataTyp
 def _typed(own: str, kind: pl.DataType, column: str, name: str, form: str) -> pl.Expr:
     found = pl.col(column).alias(own)
     if own in ("user", "item") or own[:2] in ("l:", "p:"):
-        if kind.is_nested() or kind == pl.Object or (kind == pl.Null and own[:2] != "p:"):
+        is_label = own[:2] in ("l:", "p:")
+        if kind.is_nested() or kind == pl.Object or (kind == pl.Null and not is_label):
             raise ValueError(f"column '{column}' of {name} must hold names or numbers, one per row, got {kind}.")
-        if own[:2] == "p:":
+        if is_label:
             return _label_or_null(pl.col(column), kind).alias(own)
         return found.cast(pl.String) if kind in (pl.Categorical, pl.Enum) else found
     if form == "csv" and kind == pl.String:
@@ -216,7 +218,7 @@ def _checked(source: Source) -> Iterator[pl.DataFrame]:
     trouble = _csv_trouble(source.path, source.form, source.names)
     bad = {}
     for c, kind in schema.items():
-        if c[:2] == "p:":
+        if c[:2] in ("l:", "p:"):
             continue
         tests = [pl.col(c).is_null()]
         if kind.is_float():

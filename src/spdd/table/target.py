@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -57,18 +58,24 @@ class Target:
             frame.write_ipc(path)
         self.parts.append(path)
 
-    def finish(self) -> None:
-        """Put the parts together and the file in its place."""
+    def finish(self, before: Callable[[], None] = lambda: None) -> None:
+        """Put the parts together and the file in its place.
+
+        before: done in between, when writing can no longer fail for want of space: what belongs to the file and must
+                neither be missing when it is there, nor be there when it could not be written
+        """
         whole = self.folder / "whole"
         with plainly(f"output {self.name} cannot be written"):
             parts = pl.scan_ipc(self.parts)
             sink = {"csv": parts.sink_csv, "parquet": parts.sink_parquet, "arrow": parts.sink_ipc}[self.form]
             sink(whole)
+            with whole.open("rb") as file:
+                os.fsync(file.fileno())
+        before()
+        with plainly(f"output {self.name} cannot be written"):
             if self.path is None:
                 with whole.open("rb") as file:
                     shutil.copyfileobj(file, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
                 return
-            with whole.open("rb") as file:
-                os.fsync(file.fileno())
             os.replace(whole, self.path)
