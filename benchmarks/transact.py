@@ -93,7 +93,9 @@ def main():
     now = rates(log, labels, both, len(split.items.id))
     for seed in range(args.seed, args.seed + args.seeds):
         keep = args.keep if seed == args.seed else None
-        model, _ = fit(split, *late[:2], judged[:0], GRID[name], epochs, seed, place, now=now, keep=keep)
+        model, _ = fit(
+            split, *late[:2], judged[:0], GRID[name], epochs, seed, place, now=now, keep=keep, label=args.label
+        )
         scores["TransAct" if seed == args.seed else f"TransAct, seed {seed}"] = score(
             model, Log(late[0], judged, model.config)
         )
@@ -247,7 +249,9 @@ def chosen(split, early, args, place) -> tuple[list[dict], str, int]:
     return found, best["settings on 30 April"], best["best epoch"] + 1
 
 
-def fit(split, log, learn, check, said, epochs, seed, place, *, now=None, keep=None) -> tuple[TransAct, train.Fitted]:
+def fit(
+    split, log, learn, check, said, epochs, seed, place, *, now=None, keep=None, label=""
+) -> tuple[TransAct, train.Fitted]:
     """A model learnt from `learn`. said: what differs from the paper's settings.  now: what is known of items, for decoding"""
     about = traits(split.items.attributes, TRAITS, least=2)
     of_model = {name: said[name] for name in ("dropout", "forget", "pairs") if name in said}
@@ -256,7 +260,7 @@ def fit(split, log, learn, check, said, epochs, seed, place, *, now=None, keep=N
     settings = settings if epochs is None else dataclasses.replace(settings, epochs=epochs)
     config = Config(
         items=len(split.items.id), sizes=about.sizes, match=MATCH, actions=len(ACTION), surfaces=int(log.surface.max()) + 1,
-        stats=log.stats.shape[1], offset=OFFSET, **of_model,
+        stats=log.stats.shape[1], offset=OFFSET, label=label, **of_model,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = TransAct(config, about.codes, now).to(place)

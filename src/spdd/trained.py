@@ -1,13 +1,16 @@
 """Run folders: `spdd train` makes them from prepared data, `spdd slate` opens them again.
 
-A run folder holds best.pt, last.pt, metrics.jsonl (see `models.train`) and, where the model spells items, ids.npz. Which
-model is in it, its checkpoint says; whose items it knows, their fingerprint says.
+A run folder holds best.pt, last.pt, metrics.jsonl (see `models.train`) and, where the model spells items, ids.npz beside
+ids.json, which says how they were made. Which model is in it, its checkpoint says; whose items it knows, their fingerprint
+says.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +20,11 @@ import torch
 
 from .data.interactions import Sequences, Split
 from .data.shown import LABELS
+from .files import write_atomically
 from .models import checkpoint, train
 
 PARTS = ("test", "validation", "all")
+RUN_FILES = ("best.pt", "last.pt", "metrics.jsonl", "ids.npz", "ids.json")
 
 
 def train_model(
@@ -176,16 +181,38 @@ def _train_lmrec(split, folder, said, device, resume):
     if found["from"] and found["small"]:
         raise ValueError(f"`path` names a model that has its sizes: leave out {', '.join(found['small'])}.")
     folder.mkdir(parents=True, exist_ok=True)
-    name = folder / "ids.npz"
+    name, how = folder / "ids.npz", folder / "ids.json"
+    made = ids | found["ids"] | {"seed": settings.seed}
     if resume and name.exists():
         catalog = Catalog.load(name, items=split.items.fingerprint())
+        _same_ids(how, made, found["ids"])
     else:
         catalog = ids_for(split.items, seed=settings.seed, **found["ids"])
+        write_atomically(how, json.dumps(made) + "\n")
         catalog.save(name)
     make = lmrec.from_path if "path" in found["from"] else lmrec.small_llama
     model = make(catalog=catalog, seed=settings.seed, **found["small"], **found["shared"], **found["from"]).to(device)
     task = lmtask.LMTask(model, split, batch=settings.batch, seed=settings.seed)
     return train.fit(task, settings, folder, resume=resume)
+
+
+def _same_ids(how: Path, made: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Ids that a run goes on with must be those that are asked for. said: what the settings name, of all that `made` has"""
+    if not how.exists():  # ids that were put there, by whatever means: nothing can be asked of them
+        if said:
+            raise ValueError(
+                f"'{how.with_suffix('.npz')}' holds ids already, and nothing tells how they were made: leave out "
+                f"{', '.join(said)} to take them, or begin anew with --fresh."
+            )
+        return
+    then = json.loads(how.read_text(encoding="utf-8"))
+    other = [k for k in made if then.get(k) != made[k]]
+    if other:
+        changes = ", ".join(f"{k} {then.get(k)!r} then, {made[k]!r} now" for k in other)
+        raise ValueError(
+            f"the ids in '{how.parent}' were made with other settings: {changes}. Use those, another folder, or begin anew "
+            "with --fresh."
+        )
 
 
 def _open_lmrec(path, split, device, options):
@@ -199,7 +226,7 @@ def _train_transact(split, folder, said, device, resume):
     from .models.shelf_log import rates, shelf_log, with_rates
     from .models.transact import Config, Shelves, TransAct
 
-    told = ("items", "sizes", "match", "actions", "surfaces", "stats")  # by the data
+    told = ("items", "sizes", "match", "actions", "surfaces", "stats", "label")  # by the data
     homes = {
         "train": defaults(train.Settings) | SHELVES,
         "model": defaults(Config, without=told),
@@ -221,6 +248,7 @@ def _train_transact(split, folder, said, device, resume):
         actions=int(log.action.max()) + 1,
         surfaces=int(log.surface.max()) + 1,
         stats=log.stats.shape[1],
+        label=label,
         **found["model"],
     )
     torch.manual_seed(settings.seed)
@@ -233,17 +261,20 @@ def _train_transact(split, folder, said, device, resume):
 def _open_transact(path, split, device, options):
     from .models import transact
 
-    return Opened(transact.load(path, split.items.fingerprint()).to(device), by_request)
+    model = transact.load(path, split.items.fingerprint()).to(device)
+    return Opened(model, functools.partial(by_request, label=model.config.label or LABELS[0]))
 
 
 POOL = 100  # candidates of a request for shelves, at least
 
 
-def by_request(split: Split, part: str) -> Asked:
+def by_request(split: Split, part: str, *, label: str) -> Asked:
     """Slates of shelves for the moment each person's held-out impressions begin.
 
     The candidates are the items they were shown then and, up to `POOL`, others as often as train showed them: a log
     holds no request's whole pool, and what was shown alone (four items for most people) leaves nothing to decide.
+
+    label: the column that says what was taken: the one the model was trained on
     """
     from .models.shelf_log import shelf_log
 
@@ -251,7 +282,6 @@ def by_request(split: Split, part: str) -> Asked:
         raise ValueError(
             f"`part` must be 'test' or 'validation' for a ranker of shelves, got {part!r}: it ranks what was shown at a moment."
         )
-    label = next((name for name in LABELS if name in split.train.extra), LABELS[0])
     found = shelf_log(split, [label])
     judged = found.log.label >= 0
     events = np.flatnonzero((found.part == ("validation", "test").index(part) + 1) & judged)

@@ -45,6 +45,7 @@ class Config:
     surfaces: how many surfaces.  stats: how many numbers are known of each item
     window:   hours an action looks back.  hide: up to how many hours the random window hides in training, 0 none
     offset:   hours to add to times (UTC) for the hour and weekday that people see
+    label:    what the label is called in the data: slates are judged by it too
     """
 
     items: int
@@ -62,6 +63,7 @@ class Config:
     offset: float = 0.0
     dropout: float = 0.1
     forget: float = 0.3  # share of items whose number is hidden in training, so that traits must do
+    label: str = ""
     pairs: float = 0.0  # weight of the loss over pairs: one person's taken item should score above one left
 
 
@@ -501,8 +503,9 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 def auc_per_person(scores, labels, people) -> tuple[float, np.ndarray, np.ndarray]:
     """Mean AUC over people with both kinds of items, weighted by how many items they were shown; then each one's.
 
-    Returns the mean, AUCs (G,) and weights (G,).
+    A score that is no number stands below all others. Returns the mean, AUCs (G,) and weights (G,).
     """
+    scores = np.where(np.isnan(scores), -np.inf, scores)  # numpy sorts them last, which is best
     people, taken = np.asarray(people), np.asarray(labels) > 0
     order = np.lexsort((scores, people))
     person, value, taken = people[order], np.asarray(scores)[order], taken[order]

@@ -1,0 +1,73 @@
+"""Run folders: what training keeps in them is what slates are made and judged by, and a run goes on as it began."""
+
+import numpy as np
+import pytest
+
+from spdd.data.interactions import Items, Sequences, Split
+from spdd.trained import by_request, open_run, train_model
+
+PEOPLE, ITEMS, DAY = 8, 12, 24 * 3_600_000
+
+
+def part(random, day, each):
+    events = PEOPLE * each
+    time = np.sort(random.integers(day * DAY, (day + 2) * DAY, (PEOPLE, each)), axis=1).ravel()
+    extra = {"action": random.integers(1, 4, events), "surface": random.integers(0, 2, events)}
+    extra |= {name: random.choice([0, 1], events) for name in ("is_click", "long_view")}
+    item = np.concatenate([random.choice(ITEMS, each, replace=False) for _ in range(PEOPLE)])
+    return Sequences(np.array([f"p{p}" for p in range(PEOPLE)]), np.arange(PEOPLE + 1) * each, item, time, extra)
+
+
+@pytest.fixture(scope="module")
+def split():
+    random = np.random.default_rng(0)
+    attributes = {
+        "author": np.array([f"a{i % 3}" for i in range(ITEMS)], dtype=object),
+        "title": np.array([f"{['red', 'blue', 'green'][i % 3]} thing {i}" for i in range(ITEMS)], dtype=object),
+    }
+    items = Items(np.array([f"i{i:02}" for i in range(ITEMS)]), attributes)
+    return Split(items, part(random, 0, 8), part(random, 2, 4), part(random, 4, 4))
+
+
+TINY = {"epochs": 0, "width": 8, "layers": 1, "heads": 2}
+
+
+@pytest.mark.parametrize("label", ["is_click", "long_view"])
+def test_shelves_are_judged_by_the_label_they_were_trained_on(split, tmp_path, label):
+    train_model("transact", split, tmp_path, {**TINY, "inner": 8, "label": label}, device="cpu")
+    opened = open_run(tmp_path / "last.pt", split, device="cpu")
+    rows = slice(0, PEOPLE)
+    later = opened.asked(split, "test").later(rows)
+    held = split.test
+    for person, mine in enumerate(later):
+        own = slice(held.start[person], held.start[person + 1])
+        taken = np.where(held.extra[label][own] > 0, held.item[own], -1)
+        assert np.array_equal(np.sort(mine), np.sort(taken))
+    other = {"is_click": "long_view", "long_view": "is_click"}[label]
+    differs = by_request(split, "test", label=other).later(rows)
+    assert not all(np.array_equal(a, b) for a, b in zip(later, differs, strict=True))
+
+
+IDS = {**TINY, "method": "residual_kmeans", "levels": 2, "codes": 4, "text": ["title"]}
+
+
+@pytest.mark.parametrize(
+    "change", [{"codes": 3}, {"levels": 3}, {"method": "lsh"}, {"text": ["author"]}, {"apart": "token"}]
+)
+def test_a_run_goes_on_with_the_ids_it_began_with(split, tmp_path, change):
+    train_model("lmrec", split, tmp_path, IDS, device="cpu")
+    (name,) = change
+    with pytest.raises(
+        ValueError, match=rf"the ids in .* were made with other settings: {name} .* then, .* now.*--fresh"
+    ):
+        train_model("lmrec", split, tmp_path, {**IDS, **change}, device="cpu")
+    train_model("lmrec", split, tmp_path, IDS, device="cpu")
+    train_model("lmrec", split, tmp_path, {**IDS, **change}, device="cpu", resume=False)
+
+
+def test_ids_that_were_put_there_are_taken_unless_asked_for_others(split, tmp_path):
+    train_model("lmrec", split, tmp_path, IDS, device="cpu")
+    (tmp_path / "ids.json").unlink()
+    with pytest.raises(ValueError, match=r"holds ids already, and nothing tells how they were made: leave out .*codes"):
+        train_model("lmrec", split, tmp_path, IDS, device="cpu")
+    train_model("lmrec", split, tmp_path, TINY, device="cpu")
