@@ -1,5 +1,7 @@
 """From a model and a split to a bench: who is asked, what counts as consumed, what can be reached, who learns from whom."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,13 @@ def test_wrong_input_is_refused(split):  # noqa: F811
         bench(opened, split, values=np.ones(3), floor=1)
     with pytest.raises(ValueError, match="'validation' or 'test'"):
         bench(opened, split, values=VALUES, floor=1, part="train")
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_another_split_of_the_same_items_is_another_domain(made, split, part):  # noqa: F811
+    """Same vocabulary, users and model: what users did, and are judged by, counts too."""
+    rows = getattr(split, part)
+    other = split._replace(**{part: replace(rows, item=(rows.item + 1) % ITEMS)})
+    again = bench(Opened(model(), by_history, "d"), other, values=VALUES, floor=2, slots=4)
+    assert other.items.fingerprint() == split.items.fingerprint()
+    assert again.domain.digest != made.domain.digest

@@ -1,5 +1,7 @@
 """From a trained model to a table of slates: whole, resumable, and with objectives named by what items are."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,7 +12,7 @@ from spdd.data import prepared
 from spdd.data.interactions import Items, Sequences, Split
 from spdd.item_columns import item_columns
 from spdd.policy_file import policy_of
-from spdd.slates import slate_table
+from spdd.slates import digest, slate_table
 from spdd.table import Target
 from spdd.trained import by_history
 
@@ -48,7 +50,7 @@ class PowerCutError(Exception):
     pass
 
 
-def slates(split, folder, *, asked, stop=None, batch=7, name="slates.parquet"):
+def slates(split, folder, *, asked, stop=None, batch=7, name="slates.parquet", part="test", weights="w", **more):
     """The table of slates, and the summary. stop: after so many batches, as a power cut would"""
     policy = policy_of({"slots": 4, **asked})
     done = []
@@ -61,8 +63,8 @@ def slates(split, folder, *, asked, stop=None, batch=7, name="slates.parquet"):
     columns = item_columns(split, policy.columns)
     with Target(str(folder / name), "parquet") as target:
         summary = slate_table(
-            policy, model(), split.items.id, columns, by_history(split, "test"), target, folder=folder / "parts",
-            run={"weights": "w"}, batch=batch, progress=told,
+            policy, model(), split.items.id, columns, by_history(split, part), target, folder=folder / "parts",
+            run={"weights": weights}, batch=batch, progress=told, **more,
         )  # fmt: skip
     return pl.read_parquet(folder / name), summary
 
@@ -114,6 +116,79 @@ def test_the_beginning_of_another_run_is_refused(split, tmp_path):
         slates(split, tmp_path, asked=TRAFFIC)
 
 
+def reshaped(split, **columns):
+    """The split with other attributes."""
+    return split._replace(items=Items(split.items.id, {**split.items.attributes, **columns}))
+
+
+OTHERS = {
+    "columns": lambda split: {"split": reshaped(split, new=np.roll(split.items.attributes["new"], 1))},
+    "users": lambda split: {"split": split._replace(train=replace(split.train, item=split.train.item[::-1].copy()))},
+    "policy": lambda split: {"asked": {**FLOOR, "settings": {"rate": 0.1}}},
+    "batch": lambda split: {"batch": 6},
+    "compare": lambda split: {"compare": False},
+    "weights": lambda split: {"weights": "v"},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_whatever_would_change_slates_makes_another_run(split, tmp_path, what):
+    """Same names, other answers: values of columns and histories count, not only what they are called."""
+    with pytest.raises(PowerCutError):
+        slates(split, tmp_path, asked=FLOOR, stop=1)
+    changed = {"split": split, "asked": FLOOR, **OTHERS[what](split)}
+    with pytest.raises(ValueError, match=rf"beginning of another run, with other .*{what}.*rm -r"):
+        slates(changed.pop("split"), tmp_path, **changed)
+
+
+def test_what_users_must_not_get_makes_another_run(split, tmp_path):
+    asked = by_history(split, "test")
+    told = []
+    for exclude in ("seen", [[0]] * USERS, torch.eye(USERS, ITEMS) > 0, torch.eye(USERS, ITEMS) < 1):
+        barred = asked._replace(exclude=lambda rows, exclude=exclude: exclude if exclude == "seen" else exclude[rows])
+        told.append(digest(barred.user, barred.histories(slice(0, 7)), barred.exclude(slice(0, 7))))
+    assert len(set(told)) == 4
+
+
+def test_a_digest_tells_things_apart():
+    many = [
+        (), ([],), ([], []), ([[]],), (None,), ("",), ("1",), (1,), (1.0,), ("a", "b"), ("ab",), (["a", "b"],),
+        (np.array([1, 2]),), (np.array([[1, 2]]),), (np.array([1.0, 2.0]),), (np.array([1, 2], dtype=np.int32),),
+        (np.array(["a"]),), (np.array(["a"], dtype=object),),
+    ]  # fmt: skip
+    assert len({digest(*one) for one in many}) == len(many)
+    assert digest(torch.tensor([1, 2])) == digest(np.array([1, 2]))
+
+
+def test_a_folder_of_something_else_is_left_alone(split, tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds something else. Move it away"):
+        slates(split, tmp_path, asked=FLOOR)
+    assert (tmp_path / "parts" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_run_that_decoded_nothing_leaves_nothing(split, tmp_path):
+    broken = spdd.FromCallable(lambda sequences: torch.full((len(sequences), ITEMS), torch.nan))
+    policy, asked = policy_of(FLOOR), by_history(split, "test")
+    columns = item_columns(split, ["new"])
+    with pytest.raises(ValueError, match="nan"), Target(str(tmp_path / "x.csv"), "csv") as target:
+        slate_table(policy, broken, split.items.id, columns, asked, target, folder=tmp_path / "parts", run={})
+    assert not list(tmp_path.iterdir())
+
+
+def test_nobody_to_serve_is_said(split, tmp_path):
+    nobody = by_history(split, "test").first(0)
+    with (
+        pytest.raises(ValueError, match="no user to make a slate for"),
+        Target(str(tmp_path / "x.csv"), "csv") as target,
+    ):
+        slate_table(
+            policy_of(FLOOR), model(), split.items.id, item_columns(split, ["new"]), nobody, target,
+            folder=tmp_path / "parts", run={},
+        )  # fmt: skip
+
+
 def test_columns_are_attributes_labels_and_popularity(split, tmp_path):
     names = ["new", "categories=Cycling", "categories=Camping|Cycling", "artist", "popularity"]
     found = item_columns(split, names)
@@ -161,6 +236,48 @@ def run(*words, capsys):
     except SystemExit as stop:
         code = stop.code
     return code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("which", ["items", "prepared", "run"])
+def test_nothing_that_is_read_is_written_over(split, tmp_path, capsys, which):
+    """Refused before anything is opened, whatever stands in the files."""
+    mine = tmp_path / "mine.csv"
+    mine.write_text("item,margin\n")
+    words = {"run": tmp_path / "run", "prepared": tmp_path / "data.npz", "items": tmp_path / "items.csv", which: mine}
+    code, shown = run("slate", words["run"], words["prepared"], "--items", words["items"], "--out", mine, capsys=capsys)
+    assert (code, mine.read_text()) == (2, "item,margin\n")
+    assert "--out must be another file than" in shown.err
+
+
+@pytest.mark.parametrize("option", ["users", "batch"])
+def test_counts_of_nothing_are_refused(tmp_path, capsys, option):
+    words = ("slate", tmp_path, tmp_path / "d.npz", "--out", tmp_path / "x.csv", f"--{option}", 0)
+    code, shown = run(*words, capsys=capsys)
+    assert (code, shown.err) == (2, f"spdd: --{option} must be at least 1, got 0.\n")
+
+
+@pytest.mark.parametrize(
+    ("begun", "fresh", "told"),
+    [
+        (False, False, "nothing was written."),
+        (True, False, "what is done so far is in '{}'; the same command goes on from there."),
+        (True, True, "what is done so far is in '{}'; the same command without --fresh goes on from there."),
+    ],
+)
+def test_who_stops_training_is_told_what_is_left(split, tmp_path, capsys, monkeypatch, begun, fresh, told):
+    prepared.save(split, tmp_path / "data.npz")
+
+    def stopped(*given, **more):
+        if begun:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "last.pt").write_text("")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spdd.trained.train_model", stopped)
+    words = ("train", "sasrec", tmp_path / "data.npz", "--out", tmp_path / "run", *["--fresh"] * fresh)
+    code, shown = run(*words, capsys=capsys)
+    assert code == 130
+    assert shown.err == f"spdd: stopped; {told.format(tmp_path / 'run' / 'last.pt')}\n"
 
 
 def test_train_then_slate_from_the_command_line(split, tmp_path, capsys):

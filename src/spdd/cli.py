@@ -89,17 +89,13 @@ def rerank(
     """Build a slate for every user of a table of candidates."""
     began = time.perf_counter()
     with in_words(debug):
-        from .policy_file import Policy, amended, parse_objectives, parse_per_group, parse_setting, read_policy
+        from .policy_file import policy_said
         from .table import Target, needs, open_source, rerank_table
         from .table.formats import format_of
 
         _one_thread()
-        stated = amended(
-            Policy() if policy is None else read_policy(policy),
-            decoder=decoder,
-            slots=slots,
-            objectives=[*parse_objectives(objective or ()), *map(parse_per_group, at_most_per or ())],
-            settings=dict(map(parse_setting, set_ or ())),
+        stated = policy_said(
+            policy, decoder=decoder, slots=slots, objectives=objective, at_most_per=at_most_per, settings=set_
         )
         source_path, target_path = (None if path == "-" else path for path in (candidates, out))
         came = format_of(source_path, in_format or format_, "--in-format")
@@ -146,7 +142,7 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """The whole story in minutes: a model, every decoder swept, an A/B test, one report."""
-    with in_words(debug):
+    with in_words(debug, kept=out, again=""):
         from . import demo as story
 
         if objective is not None and data is None:
@@ -161,7 +157,7 @@ def tour(
     debug: Debug = False,
 ) -> None:
     """Every decoder on a made-up table of candidates, in seconds, and one `spdd rerank`."""
-    with in_words(debug):
+    with in_words(debug, kept=out, again=""):
         from . import tour as guided
 
         guided.run(out)

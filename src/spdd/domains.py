@@ -6,7 +6,6 @@ the validation part alone, before the first slate that is judged.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from .decode.bandits import Bandit, gini
 from .evaluate import grid
 from .evaluate.metrics import outcome_of
 from .evaluate.sweep import Bench, Domain, Point, cut
+from .slates import digest
 from .trained import Asked, Opened, open_run
 
 LESSONS = 2_560  # validation users a bandit learns from
@@ -77,6 +77,9 @@ def bench(
     if not len(asked.user):
         raise ValueError(f"the {part} part has no users to judge slates by. Hold out more: `spdd data prepare --help`.")
 
+    # Another split of the same items has the same fingerprint: what users did tells them apart.
+    later, before = targets(asked), [asked.histories(rows) for rows in cut(len(asked.user), LESSON)]
+
     def policy(point: Point):
         decoder = grid.decoder_of(point, values, slots)
         if isinstance(decoder, Bandit):
@@ -90,10 +93,10 @@ def bench(
             name,
             len(asked.user),
             lambda rows: Batch(asked.histories(rows), asked.exclude(rows)),
-            targets(asked),
+            later,
             values,
             float(floor),
-            _digest(opened.digest, split.items.fingerprint(), part, asked.user, values),
+            digest(opened.digest, split.items.fingerprint(), part, asked.user, values, later, before),
             slots,
             reachable(asked, values, slots),
             {"part": part, "items": len(values), "objective_items": int((values > 0).sum())},
@@ -153,11 +156,3 @@ def _taught(decoder: Bandit, opened: Opened, asked: Asked, values: np.ndarray) -
         consumed = seen.hit.sum(1) / wanted
         share = seen.value.mean(1) / max(values.max(), 1e-12)
         decoder.learn(slate, gini([consumed, share], list(REWARD)).numpy())
-
-
-def _digest(*said: Any) -> str:
-    """16 hex digits that name all of it."""
-    found = hashlib.sha256()
-    for x in said:
-        found.update(x.tobytes() if isinstance(x, np.ndarray) and x.dtype != object else repr(x).encode())
-    return found.hexdigest()[:16]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .model_commands import Device
-from .terminal import Debug, Quiet, bar, in_words, print_page
+from .terminal import Debug, Quiet, bar, check_positive, in_words, print_page
 
 Run = Annotated[Path, typer.Argument(help="The run folder of `spdd train`.")]
 Prepared = Annotated[Path, typer.Argument(help="The prepared file it was trained on.")]
@@ -48,7 +48,7 @@ def evaluate(
 ) -> None:
     """Sweep every decoder over its settings and write a report: fronts, floors kept, slot by slot."""
     began = time.perf_counter()
-    with in_words(debug), bar("points") as show:
+    with in_words(debug, kept=out / "sweep"), bar("points") as show:
         import functools
 
         from .data import prepared as files
@@ -61,7 +61,7 @@ def evaluate(
         from .report.page import Page, write
         from .wish import wish_of
 
-        _positive(users=users, slots=slots, batch=batch, seeds=seeds, workers=workers)
+        check_positive(users=users, slots=slots, batch=batch, seeds=seeds, workers=workers)
         split = files.load(prepared)
         wish = wish_of(split, objective, slots=slots, items=items)
         load = functools.partial(
@@ -109,7 +109,7 @@ def tune(
 ) -> None:
     """Find the settings that meet a target at least cost on validation users, judge them on test users, write the policy."""
     began = time.perf_counter()
-    with in_words(debug), bar("settings") as show:
+    with in_words(debug, kept=out / "search"), bar("settings") as show:
         from .data import prepared as files
         from .domains import bench
         from .evaluate import tune as search
@@ -120,7 +120,7 @@ def tune(
         from .trained import open_run
         from .wish import wish_of
 
-        _positive(users=users, slots=slots, batch=batch)
+        check_positive(users=users, slots=slots, batch=batch)
         split = files.load(prepared)
         wish = wish_of(split, objective, slots=slots, items=items)
         view = "average" if wish.per == "traffic" else "slate"
@@ -152,12 +152,6 @@ def tune(
                 f"nothing that was tried meets the target ({tuning.missed(found)}); the policy is the nearest. Lower the "
                 "target, or give it more --trials."
             )
-
-
-def _positive(**given: int | None) -> None:
-    for name, number in given.items():
-        if number is not None and number < 1:
-            raise ValueError(f"--{name} must be at least 1, got {number}.")
 
 
 def _summary(lines: list[Any], path: Path, seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import Debug, Quiet, bar, check_apart, in_words, print_page, summary_page
+from .terminal import Debug, Quiet, bar, check_apart, check_positive, in_words, print_page, summary_page
 
 data = typer.Typer(no_args_is_help=True, help="Bring data into the form models learn from.")
 
@@ -66,7 +66,7 @@ def fetch(
     debug: Debug = False,
 ) -> None:
     """Download a publisher's files, going on where an earlier try stopped, and check them."""
-    with in_words(debug), bar("bytes") as show:
+    with in_words(debug, kept=folder), bar("bytes") as show:
         from .data import download
 
         tell, told = {}, {}
@@ -91,7 +91,8 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model; killed and started again it ends with the same weights."""
-    with in_words(debug):
+    again = f"; the same command{' without --fresh' * fresh} goes on from there"
+    with in_words(debug, kept=out / "last.pt", again=again):
         from .data import prepared as files
         from .policy_file import parse_setting
         from .trained import train_model
@@ -139,35 +140,35 @@ def slate(
     debug: Debug = False,
 ) -> None:
     """Decode slates item by item from a trained model, which is asked again after every choice."""
-    began = time.perf_counter()
-    with in_words(debug):
+    began, folder = time.perf_counter(), Path(f"{out}.parts")
+    with in_words(debug, kept=folder):
         from .data import prepared as files
         from .item_columns import item_columns
-        from .policy_file import Policy, amended, parse_objectives, parse_per_group, parse_setting, read_policy
+        from .policy_file import policy_said
         from .slates import slate_table
         from .table import Target
         from .table.formats import format_of
-        from .trained import open_run
+        from .trained import RUN_FILES, open_run
 
-        stated = amended(
-            Policy() if policy is None else read_policy(policy),
-            decoder=decoder,
-            slots=slots,
-            objectives=[*parse_objectives(objective or ()), *map(parse_per_group, at_most_per or ())],
-            settings=dict(map(parse_setting, set_ or ())),
+        stated = policy_said(
+            policy, decoder=decoder, slots=slots, objectives=objective, at_most_per=at_most_per, settings=set_
         )
+        check_positive(users=users, batch=batch)
         form = format_of(out, None, "--out")
-        check_apart(out, {"the prepared file": str(prepared), "--policy": policy})
+        of_run = {f"the run's {name}": run / name for name in RUN_FILES}
+        check_apart(
+            out, {"the prepared file": prepared, "the run": run, **of_run, "--policy": policy, "--items": items}
+        )
         split = files.load(prepared)
         opened = open_run(run, split, device=device, beams=beams)
         columns = item_columns(split, stated.columns, items)
         asked = opened.asked(split, part).first(users)
-        folder = Path(f"{out}.parts")
         whose: dict[str, Any] = {
             "run": str(run),
             "weights": opened.digest,
             "data": split.items.fingerprint(),
             "part": part,
+            "beams": beams,
         }
         with Target(out, form) as target, bar("users") as show:
             summary = slate_table(

@@ -1,7 +1,8 @@
 """Slates from a trained model: users in, a table of slates out, batch by batch, to be gone on with after a crash.
 
 Every batch of users is kept beside the output as soon as it is decoded, with what the decoder had learnt by then. A run
-that was stopped and is started again with the same words decodes what is missing and ends with the same file.
+that was stopped and is started again decodes what is missing and ends with the same file; one that would be asked anything
+else (other values, histories, settings) is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 import spdd
 
 from .decode.arrays import eligible_items
-from .files import write_atomically
+from .files import atomic, write_atomically
 from .policy_file import Policy
 from .table import Target
 from .table.rerank import STATUS, Summary, Tally, count, given, tally_of
@@ -46,17 +47,31 @@ def slate_table(
     """Write a slate for every user to `target`.
 
     items:   (M,) their names.  columns: (M,) values and labels by name, as the policy asks for them
-    folder:  where batches are kept until all are done; the caller removes it then.  run: says whose they are
+    folder:  where batches are kept until all are done; the caller removes it then
+    run:     says whose they are, as far as it is not seen here: weights, and how the model is asked
     compare: decode everything once more without objectives, to say what these cost
     """
+    if not len(asked.user):
+        raise ValueError("there is no user to make a slate for. Ask for another part of the data, or for more users.")
     decoder = policy.decoder(columns)
     plain = spdd.Greedy(slots=policy.slots, scale=decoder.scale)
     tallies = [*map(tally_of, policy.objectives, decoder.objectives)]
     summary = Summary(decoder.scale, policy.slots, tallies)
-    whose = {**run, "policy": policy.model_dump(mode="json"), "batch": batch, "users": _digest(asked.user)}
+    batches = [slice(at, min(at + batch, len(asked.user))) for at in range(0, len(asked.user), batch)]
+    whose = {
+        **run,
+        "spdd": spdd.__version__,
+        "policy": policy.model_dump(mode="json"),
+        "batch": batch,
+        "compare": compare,
+        "items": digest(items),
+        "columns": {name: digest(columns[name]) for name in policy.columns},
+        "users": digest(
+            asked.user, *(part for rows in batches for part in (asked.histories(rows), asked.exclude(rows)))
+        ),
+    }
     parts = Parts(folder, whose, decoder)
-    for number, first in enumerate(range(0, len(asked.user), batch)):
-        rows = slice(first, min(first + batch, len(asked.user)))
+    for number, rows in enumerate(batches):
         if number >= parts.done:
             exclude = asked.exclude(rows)
             slate = decoder.generate(model, asked.histories(rows), exclude=exclude).numpy()
@@ -77,17 +92,20 @@ class Parts:
 
     def __init__(self, folder: Path, whose: Mapping[str, Any], decoder: Any):
         self.folder, self.decoder = folder, decoder
-        name, text = folder / "whose.json", json.dumps(whose, sort_keys=True, default=str)
-        if name.exists() and name.read_text(encoding="utf-8") != text:
+        name, self.text = folder / "whose.json", json.dumps(whose, sort_keys=True, default=str)
+        begun = name.exists() and (folder / "000000.json").exists()
+        if begun and (there := name.read_text(encoding="utf-8")) != self.text:
             raise ValueError(
-                f"'{folder}' holds the beginning of another run: other users, model, policy or batch size. Start that "
-                f"one again, or give it up: rm -r '{folder}'."
+                f"'{folder}' holds the beginning of another run, with other {_differs(there, self.text)}. Start that one again, "
+                f"or give it up: rm -r '{folder}'."
             )
-        folder.mkdir(exist_ok=True)
-        write_atomically(name, text)
+        if not name.exists() and folder.exists() and any(folder.iterdir()):
+            raise ValueError(
+                f"'{folder}' is where batches are kept until the slates are done, and it holds something else. Move it away."
+            )
         # A part counts once its counts are there, which are written after its slates.
         self.done = 0
-        while (folder / f"{self.done:06}.json").exists():
+        while begun and (folder / f"{self.done:06}.json").exists():
             self.done += 1
         if self.done and self._learns:
             decoder.load(folder / f"{self.done - 1:06}.state")
@@ -97,8 +115,12 @@ class Parts:
         return hasattr(self.decoder, "save")
 
     def add(self, frame: pl.DataFrame, summary: Summary) -> None:
+        if not self.done:  # a run that fails before has left nothing
+            self.folder.mkdir(exist_ok=True)
+            write_atomically(self.folder / "whose.json", self.text)
         name = self.folder / f"{self.done:06}"
-        frame.write_ipc(name.with_suffix(".arrow"))
+        with atomic(name.with_suffix(".arrow")) as file:  # on the disk before its counts are, which vouch for it
+            frame.write_ipc(file)
         if self._learns:
             self.decoder.save(name.with_suffix(".state"))
         counts = asdict(summary) | {"status": summary.status.tolist()}
@@ -140,8 +162,35 @@ def open_items(exclude: Any, histories: Any, rows: slice, items: int) -> np.ndar
     return np.ones(like.shape, dtype=bool) if found is None else found.numpy()
 
 
-def _digest(users: np.ndarray) -> str:
-    return hashlib.sha256("\0".join(map(str, users)).encode()).hexdigest()[:16]
+def digest(*given: Any) -> str:
+    """16 hex digits that tell this from anything else. given: arrays, tensors, texts, numbers, or lists or tuples of such"""
+    found = hashlib.sha256()
+
+    def add(x: Any) -> None:
+        if isinstance(x, torch.Tensor):
+            x = x.detach().cpu().numpy()
+        if isinstance(x, np.ndarray) and x.dtype != object:
+            found.update(f"{x.dtype.str}{x.shape}".encode())
+            found.update(x.tobytes())
+        elif isinstance(x, list | tuple | np.ndarray):
+            found.update(f"[{len(x)}".encode())
+            for one in x:
+                add(one)
+        else:
+            found.update(f"{type(x).__name__} {x!r}\0".encode())
+
+    for x in given:
+        add(x)
+    return found.hexdigest()[:16]
+
+
+def _differs(there: str, here: str) -> str:
+    """In words, in what two runs differ."""
+    try:
+        then, now = json.loads(there), json.loads(here)
+        return " and ".join(k for k in now | then if now.get(k) != then.get(k))
+    except (ValueError, TypeError, AttributeError):
+        return "words"
 
 
 def _added(one: Summary, other: Summary) -> Summary:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +22,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code a c
 
 
 @contextlib.contextmanager
-def in_words(debug: bool) -> Iterator[None]:
-    """Complaints as one plain line; a signal to stop runs the clean-up first."""
+def in_words(
+    debug: bool, kept: Path | None = None, again: str = "; the same command goes on from there"
+) -> Iterator[None]:
+    """Complaints as one plain line; a signal to stop runs the clean-up first.
+
+    kept: where a command that is stopped leaves what it has done, if it has come so far.  again: how to go on from it
+    """
 
     def stop(number, frame):
         raise SystemExit(128 + number)
@@ -32,7 +37,9 @@ def in_words(debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("spdd: stopped; nothing was written.", file=sys.stderr)
+        there = kept is not None and kept.exists()
+        left = f"what is done so far is in '{kept}'{again}" if there else "nothing was written"
+        print(f"spdd: stopped; {left}.", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read the output has enough, `| head` say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing it fails no more
@@ -56,7 +63,14 @@ def in_words(debug: bool) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def check_apart(out: str | None, others: dict[str, str | None]) -> None:
+def check_positive(**given: int | None) -> None:
+    """Options that count something, where they are given."""
+    for name, number in given.items():
+        if number is not None and number < 1:
+            raise ValueError(f"--{name} must be at least 1, got {number}.")
+
+
+def check_apart(out: str | None, others: Mapping[str, str | Path | None]) -> None:
     """The output may not take the place of what is read."""
     for word, path in others.items():
         if out is not None and path is not None and Path(out).resolve() == Path(path).resolve():
