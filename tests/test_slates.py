@@ -318,3 +318,60 @@ def test_a_model_of_other_items_is_refused(split, tmp_path, capsys):
     assert code == 2
     assert split.items.fingerprint() in shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.fixture(scope="module")
+def trained(split, tmp_path_factory):
+    from spdd.trained import train_model
+
+    folder = tmp_path_factory.mktemp("trained")
+    prepared.save(split, folder / "data.npz")
+    train_model("sasrec", split, folder / "run", {"epochs": 1, "width": 20, "heads": 2}, device="cpu")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--part", "foo"], "`part` must be one of test, validation, all, got 'foo'."),
+        (["-o", "artist>=3"], "objective 'artist' counts numbers, and column 'artist' holds labels."),
+        (["--beams", "4"], "`beams` is for models that spell items (lmrec)"),
+        (["--device", "cuda:77"], "device 'cuda:77' cannot be used here:"),
+        (["--device", "gpu"], "device 'gpu' cannot be used here:"),
+    ],
+)
+def test_wrong_words_are_answered_plainly(trained, tmp_path, capsys, words, complaint):
+    words = ["slate", trained / "run", trained / "data.npz", "--out", tmp_path / "x.csv", "--device", "cpu", *words]
+    code, shown = run(*words, capsys=capsys)
+    assert code == 2
+    assert shown.err.startswith(f"spdd: {complaint}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_files_where_a_run_or_split_should_be(trained, tmp_path, capsys):
+    (tmp_path / "it.csv").write_text("user,item\n")
+    code, shown = run("train", "sasrec", tmp_path / "it.csv", "--out", tmp_path / "run", capsys=capsys)
+    assert code == 2
+    assert "must be a split prepared by `spdd data`, and cannot be read as one: it is another kind of file" in shown.err
+    code, shown = run("train", "sasrec", trained / "data.npz", "--out", tmp_path / "it.csv", capsys=capsys)
+    assert code == 2
+    assert "a run needs a folder, and" in shown.err
+    code, shown = run("slate", trained / "run", trained / "data.npz", "--out", tmp_path / "a.xlsx", capsys=capsys)
+    assert shown.err.endswith("got '.xlsx'.\n")
+
+
+def test_a_split_without_validation_trains_and_says_so(split, tmp_path, capsys):
+    nobody = Sequences(np.array([], dtype=str), np.array([0]), np.array([], dtype=int), np.array([], dtype=int), {})
+    prepared.save(split._replace(validation=nobody), tmp_path / "data.npz")
+    small = ("--set", "epochs=2", "--set", "width=20", "--set", "heads=2", "--device", "cpu")
+    code, shown = run("train", "sasrec", tmp_path / "data.npz", "--out", tmp_path / "run", *small, capsys=capsys)
+    assert code == 0
+    assert "no validation" in shown.err
+
+
+def test_one_process_of_several_speaks(split, tmp_path, capsys, monkeypatch):
+    prepared.save(split, tmp_path / "data.npz")
+    monkeypatch.setenv("RANK", "1")
+    small = ("--set", "epochs=1", "--set", "width=20", "--set", "heads=2", "--device", "cpu")
+    code, shown = run("train", "sasrec", tmp_path / "data.npz", "--out", tmp_path / "run", *small, capsys=capsys)
+    assert (code, shown.err) == (0, "")

@@ -153,10 +153,14 @@ def test_what_was_learnt_and_slates_are_kept_together(tmp_path, monkeypatch, tar
     """Not one without the other, where the disk is full or the power goes as the file takes its place."""
     said = {"slots": 3, "objectives": [{"name": "new", "at_least": 2, "per": "traffic"}]}
 
-    def fails(*given):
-        raise OSError(28, "No space left on device")
+    do = {"whole": os.fsync, "in the way": os.replace}[target]
 
-    monkeypatch.setattr("spdd.table.target.os.fsync" if target == "whole" else "spdd.table.target.os.replace", fails)
+    def fails(*given):
+        if target == "whole" or str(given[1]).endswith("slates.parquet"):
+            raise OSError(28, "No space left on device")
+        return do(*given)
+
+    monkeypatch.setattr(os, do.__name__, fails)
     with pytest.raises((OSError, ValueError), match="No space left"):
         served(table(), said, tmp_path, state=tmp_path / "s.json")
     assert not (tmp_path / "slates.parquet").exists()

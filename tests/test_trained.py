@@ -62,7 +62,15 @@ def test_a_run_goes_on_with_the_ids_it_began_with(split, tmp_path, change):
     ):
         train_model("lmrec", split, tmp_path, {**IDS, **change}, device="cpu")
     train_model("lmrec", split, tmp_path, IDS, device="cpu")
-    train_model("lmrec", split, tmp_path, {**IDS, **change}, device="cpu", resume=False)
+
+
+def test_fresh_ids_may_be_others_and_must_fit_their_method(split, tmp_path):
+    train_model("lmrec", split, tmp_path, IDS, device="cpu")
+    train_model("lmrec", split, tmp_path, {**IDS, "codes": 3}, device="cpu", resume=False)
+    with pytest.raises(
+        ValueError, match=r"ids by 'lsh' have no setting 'codes'. There is: levels, bits, seed, centred\."
+    ):
+        train_model("lmrec", split, tmp_path, {**IDS, "method": "lsh"}, device="cpu", resume=False)
 
 
 def test_ids_that_were_put_there_are_taken_unless_asked_for_others(split, tmp_path):

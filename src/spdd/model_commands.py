@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -100,7 +101,7 @@ def train(
         began = time.perf_counter()
         split = files.load(prepared)
         done = train_model(model, split, out, dict(map(parse_setting, set_ or ())), device=device, resume=not fresh)
-        if quiet:
+        if quiet or int(os.environ.get("RANK", 0)):  # torchrun starts several of us; the first one speaks
             return
         best = ", ".join(f"{name} {value:.4f}" for name, value in done.best.items()) or "no validation"
         print_page(

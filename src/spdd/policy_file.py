@@ -104,7 +104,14 @@ class ByValue(_Targeted):
     column: StrictStr | None = Field(None, description="The column with the values; the objective's name if left out.")
 
     def value(self, columns):
-        return columns[self.columns[0]]
+        name = self.columns[0]
+        found = _array(columns[name])
+        if found.dtype.kind not in "fiub" and any(isinstance(x, str) for x in found.ravel().tolist()):
+            raise ValueError(
+                f"objective '{self.name}' counts numbers, and column '{name}' holds labels. Ask for those with one label, "
+                f"'{name}=LABEL' of a trained model's items, or give a column of numbers."
+            )
+        return columns[name]
 
 
 class _Grouped(_Named):

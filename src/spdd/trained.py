@@ -33,6 +33,8 @@ def train_model(
     """Train a model of this kind on the split, into `folder`. said: settings of training and model, by name"""
     if kind not in MODELS:
         raise ValueError(f"the model must be one of {', '.join(MODELS)}, got '{kind}'.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"a run needs a folder, and '{folder}' is a file. Name another with --out.")
     return MODELS[kind].train(split, folder, dict(said), train.device(device), resume)
 
 
@@ -99,6 +101,10 @@ def open_run(folder: Path, split: Split, *, device: str | None = None, beams: in
     kind = checkpoint.load(path, fingerprint=split.items.fingerprint()).kind
     if kind not in MODELS:
         raise ValueError(f"'{path}' holds a model of kind '{kind}'; known are {', '.join(MODELS)}.")
+    if beams is not None and kind != "lmrec":
+        raise ValueError(
+            f"`beams` is for models that spell items (lmrec), and '{folder}' holds a '{kind}'. Leave it out."
+        )
     opened = MODELS[kind].open(path, split, train.device(device), {} if beams is None else {"beams": beams})
     return opened._replace(digest=hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
@@ -108,6 +114,8 @@ def open_run(folder: Path, split: Split, *, device: str | None = None, beams: in
 
 def by_history(split: Split, part: str) -> Asked:
     """Slates that go on where histories end, without what was seen. part: whose users, "all" for everyone with all they did"""
+    if part not in PARTS:
+        raise ValueError(f"`part` must be one of {', '.join(PARTS)}, got {part!r}.")
     before = everything(split) if part == "all" else split.history(part)
     rows = before.lists()
     later = [before.item[:0]] * len(rows) if part == "all" else getattr(split, part).lists()

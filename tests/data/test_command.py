@@ -102,3 +102,29 @@ def test_public_sets(shared_data, tmp_path):
         "Gunsmithing Tools",
     ]
     assert np.diff(split.train.start).min() >= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "complaint"),
+    [
+        ("movielens", {"foo": 1}, r"the loader 'movielens' has no setting 'foo'\. There is: name\."),
+        ("table", {"usr": "u"}, r"no setting 'usr'\. There is: user, item, time, unit, items, attributes, name\."),
+        ("kuairand", {"actions": "yes"}, r"setting 'actions' of the loader 'kuairand' must be like False, got 'yes'"),
+    ],
+)
+def test_settings_a_loader_does_not_take_are_refused(raw, tmp_path, kind, options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        prepare(kind, raw, tmp_path / "m.npz", options=options)
+
+
+def test_a_folder_as_it_was_unpacked_may_have_its_files_in_data(raw, tmp_path):
+    (tmp_path / "ml" / "data").mkdir(parents=True)
+    for file in raw.glob("*.csv"):
+        file.rename(tmp_path / "ml" / "data" / file.name)
+    assert prepare("movielens", tmp_path / "ml", tmp_path / "m.npz", most_bad=0.1).read == (8, 6, 48)
+
+
+def test_a_split_that_holds_out_nobody_is_told(raw, tmp_path):
+    screen = describe(prepare("movielens", raw, tmp_path / "m.npz", n=5, most_bad=0.1))
+    assert "warning: no user is left for validation and test: nothing decides when to stop training" in screen
+    assert "warning" not in describe(prepare("movielens", raw, tmp_path / "m.npz", most_bad=0.1))

@@ -387,6 +387,18 @@ def test_dates_units_and_no_time(tmp_path):
         tmp_path / "d.csv", "user,item,time", "a,x,2024-05-01", "a,y,2024-05-01T00:00:01Z", "a,z,2024-04-30 23:59:59.5"
     )
     first = 1714521600000
+    away = lines(
+        tmp_path / "o.csv",
+        "user,item,time",
+        "a,x,2024-05-01 10:00:00+02:00",
+        "a,y,2024-05-01T00:00:00.5-08:00",
+        "a,z,2024-05-01",
+    )
+    assert table.read(away).events.select("item", "time").rows() == [
+        ("z", first),
+        ("x", first + 8 * 3_600_000),
+        ("y", first + 8 * 3_600_000 + 500),
+    ]
     assert table.read(dates).events.select("item", "time").rows() == [
         ("z", first - 500),
         ("x", first),
@@ -424,6 +436,21 @@ def test_quoted_fields_run_over_lines(tmp_path, monkeypatch):
         assert (data.report.read, data.report.duplicates) == (5, 2)
 
 
+def test_labels_that_look_like_numbers_stay_apart(tmp_path):
+    lines(tmp_path / "e.csv", "user,item,time", "a,x,1", "a,y,2", "b,z,3")
+    columns = "item,brand,code,size,price,big,plus"
+    rows = ("x,007,1,5,1.50,12345678901234567890,+1", "y,7,2,-3,2,2,2", "z,8,3,,.5,3,3")
+    lines(tmp_path / "i.csv", columns, *rows)
+    found = table.read(tmp_path / "e.csv", items=tmp_path / "i.csv").items.sort("item")
+    assert found["brand"].to_list() == ["007", "7", "8"]
+    assert found["big"].to_list() == ["12345678901234567890", "2", "3"]
+    assert found["code"].to_list() == [1, 2, 3]
+    assert found["code"].dtype == found["size"].dtype == pl.Int64
+    assert found["size"].to_list() == [5, -3, None]
+    assert found["price"].to_list() == [1.5, 2.0, 0.5]
+    assert found["plus"].to_list() == [1.0, 2.0, 3.0]
+
+
 def test_items_of_a_second_table(tmp_path):
     lines(tmp_path / "e.csv", "user,item,time", "a,007,1", "a,b,2")
     lines(tmp_path / "i.csv", "item,year,brand", "007,1999,x", "c,2000,y")
@@ -437,7 +464,7 @@ def test_items_of_a_second_table(tmp_path):
 @pytest.mark.parametrize(
     ("name", "frame", "options", "complaint"),
     [
-        ("t.csv", {"u": ["a"], "item": ["x"], "time": [1]}, {}, "column 'user', and has u, item, time. Name the columns"),
+        ("t.csv", {"u": ["a"], "item": ["x"], "time": [1]}, {}, "column 'user', and has u, item, time. Name them: user"),
         ("t.parquet", {"user": [1.5], "item": ["x"], "time": [1]}, {}, "'user' of .* must hold names or whole numbers, got Float64"),
         ("t.parquet", {"user": [[1]], "item": ["x"], "time": [1]}, {}, "must hold names or whole numbers, got List"),
         ("t.parquet", {"user": ["a"], "item": ["x"], "time": [True]}, {}, "must hold times, got Boolean"),

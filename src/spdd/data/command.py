@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,7 @@ def prepare(
     began = time.perf_counter()
     _check(kind, out, core_of, split, at, validation_at)
     loader = importlib.import_module(f".{kind}", __package__)
+    _known(kind, loader.read, options or {})
     data = loader.read(path, most_bad=most_bad, progress=progress, **(options or {}))
     read = _size(data)
     users, items = (core, core) if isinstance(core, int) else core
@@ -130,6 +132,9 @@ def describe(summary: Summary) -> str:
         lines += [f"core: {s.core}"]
     if any(s.unknown):
         lines += [f"of items that train does not know: {s.unknown[0]:,} validation and {s.unknown[1]:,} test events"]
+    if empty := [p for p in PARTS[1:] if not s.parts[p][0]]:
+        what = "nothing decides when to stop training" if empty[0] == "validation" else "slates cannot be judged"
+        lines += [f"warning: no user is left for {' and '.join(empty)}: {what}. Hold out less: --n, --share, --at"]
     if s.attributes:
         lines += ["items with " + ", ".join(f"{name} {share:.0%}" for name, share in s.attributes.items())]
     return "\n".join([*lines, f"wrote {s.out}, catalog {s.fingerprint}"])
@@ -151,6 +156,17 @@ def _check(kind: str, out: str | Path, core_of: str, split: str, at: int | None,
         raise ValueError(f"a prepared file must end in .npz, got '{out}'.")
     if Path(out).is_dir():
         raise ValueError(f"'{out}' must be a file to write, and is a folder.")
+
+
+def _known(kind: str, read: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the loader does not take."""
+    ours = ("path", "most_bad", "progress")
+    known = {name: p.default for name, p in inspect.signature(read).parameters.items() if name not in ours}
+    for name, given in options.items():
+        if name not in known:
+            raise ValueError(f"the loader '{kind}' has no setting '{name}'. There is: {', '.join(known)}.")
+        if isinstance(known[name], bool) != isinstance(given, bool):
+            raise ValueError(f"setting '{name}' of the loader '{kind}' must be like {known[name]!r}, got {given!r}.")
 
 
 def _size(data: Interactions) -> tuple[int, int, int]:

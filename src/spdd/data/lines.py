@@ -82,13 +82,17 @@ def batches(path: Path, tally: Tally, *, encoding: str = "utf-8", progress: Prog
 
 
 def files(path: str | Path, patterns: tuple[str, ...], what: str) -> list[Path]:
-    """The files that match, gzipped or not, by name: in a folder, or the one file given."""
+    """The files that match, gzipped or not, by name: in a folder (or its `data`, as some are unpacked), or the one file given."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"'{path}' must be a file or folder with {what}, and does not exist. Check the path.")
     if path.is_file():
         return [path]
-    return sorted({f for p in patterns for suffix in ("", ".gz") for f in path.glob(p + suffix) if f.is_file()})
+    for folder in (path, path / "data"):
+        found = {f for p in patterns for suffix in ("", ".gz") for f in folder.glob(p + suffix) if f.is_file()}
+        if found:
+            return sorted(found)
+    return []
 
 
 def need(found: list[Path], path: str | Path, patterns: tuple[str, ...], what: str) -> list[Path]:

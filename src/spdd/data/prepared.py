@@ -63,6 +63,9 @@ def about(path: str | Path) -> dict[str, Any]:
 def _arrays(path, only=None) -> dict[str, Any]:
     """Every array of the file by name, JSON read already."""
     try:
+        with open(path, "rb") as raw:
+            if raw.read(2) != b"PK":
+                raise ValueError("it is another kind of file")
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile) or "format" not in file or str(file["format"]) != FORMAT:
                 raise ValueError("it is another kind of file, or from another version")

@@ -54,7 +54,12 @@ def read(
     tally, of_items = Tally(most_bad, "rows"), Tally(most_bad, "rows of items")
     events, about = [], []
     for batch in frames(path, tally, progress):
-        columns_of(batch, [*ours, *attributes], path, "Name the columns with --user, --item and --time.")
+        columns_of(
+            batch,
+            [*ours, *attributes],
+            path,
+            "Name them: user=..., item=..., time=... (--set time=when on the command line).",
+        )
         batch = _renamed(batch, ours, path)
         if time is None:
             batch = batch.with_columns(pl.col(LINE).alias("time"))
@@ -64,7 +69,7 @@ def read(
         events.append(rows)
     if items is not None:
         for batch in frames(Path(items), of_items, progress):
-            columns_of(batch, [item], Path(items), "Name the column with --item.")
+            columns_of(batch, [item], Path(items), "Name it: item=... (--set item=... on the command line).")
             batch = _renamed(batch, {item: "item"}, Path(items))
             if clash := [c for c in attributes if c in batch.columns]:
                 raise ValueError(
@@ -133,7 +138,7 @@ def _renamed(batch: pl.DataFrame, ours: dict[str, str], path: Path) -> pl.DataFr
 
 
 def _dated(batch: pl.DataFrame) -> pl.DataFrame:
-    """Times written as dates, like 2024-05-01 or 2024-05-01T12:30:00, in milliseconds; they are UTC."""
+    """Times written as dates, like 2024-05-01 or 2024-05-01T12:30:00, in milliseconds; UTC unless they name an offset."""
     if batch.schema["time"] != pl.String:
         return batch
     text = pl.col("time").str.strip_chars()
@@ -144,6 +149,16 @@ def _dated(batch: pl.DataFrame) -> pl.DataFrame:
         text.str.to_datetime(f, strict=False, time_unit="ms")
         for f in ("%Y-%m-%dT%H:%M:%S%.fZ", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d")
     )
+    offset = pl.coalesce(
+        text.str.to_datetime(f, strict=False, time_unit="ms", time_zone="UTC").dt.replace_time_zone(None)
+        for f in (
+            "%Y-%m-%dT%H:%M:%S%.f%:z",
+            "%Y-%m-%d %H:%M:%S%.f%:z",
+            "%Y-%m-%dT%H:%M:%S%.f%z",
+            "%Y-%m-%d %H:%M:%S%.f%z",
+        )
+    )
+    moment = pl.coalesce(moment, offset)
     return batch.with_columns(
         pl.coalesce(moment.dt.epoch("ms").cast(pl.String), text).alias("time"), pl.lit(1).alias(SCALE)
     )

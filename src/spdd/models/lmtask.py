@@ -65,6 +65,8 @@ class LMTask:
         return self.model.loss(items.masked_fill(place >= size[:, None], -1))
 
     def validate(self) -> dict[str, float]:
+        if not len(self.target):
+            return {}
         found = ranks(self.model, self.histories, self.target)
         return {"recall@10": float((found < 10).mean()), "ndcg@10": ndcg(found)}
 

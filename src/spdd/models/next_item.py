@@ -85,7 +85,9 @@ class NextItem:
         return each.sum() / self.usual  # not each.mean(): targets in batches of short rows weigh no more than others
 
     def validate(self) -> dict[str, float]:
-        """NDCG@10 and Recall@10 of the validation item among all items, seen ones masked."""
+        """NDCG@10 and Recall@10 of the validation item among all items, seen ones masked; nothing where there is none."""
+        if not len(self.target):
+            return {}
         place = self.model.embedding.weight.device
         self.histories = aligned(self.histories, device=place)  # the first time; then they are there already
         rank = ranking.ranks(self.model, self.histories, self.target)

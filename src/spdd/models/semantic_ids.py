@@ -7,6 +7,7 @@ share an id. That can stay, since a catalog tells such items apart by their numb
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,9 @@ def ids_for(
     for name, given, known in (("method", method, METHODS), ("apart", apart, APART)):
         if given not in known:
             raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}, got {given!r}.")
+    known = [name for name in inspect.signature(METHODS[method]).parameters if name != "embeddings"]
+    if strange := [name for name in options if name not in known]:
+        raise ValueError(f"ids by '{method}' have no setting '{strange[0]}'. There is: {', '.join(known)}.")
     if isinstance(embed, str):
         if embed not in texts.EMBEDDINGS:
             known = ", ".join(map(repr, texts.EMBEDDINGS))

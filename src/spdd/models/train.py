@@ -159,7 +159,13 @@ def fit(task: Task, settings: Settings, folder: str | Path, *, resume: bool = Tr
 def device(name: str | None = None) -> torch.device:
     """Where to train: as named, else this process's GPU, else the CPU."""
     if name is not None:
-        return torch.device(name)
+        try:
+            place = torch.device(name)
+            torch.empty(0, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ValueError(f"device '{name}' cannot be used here: {reason}. Say cpu, or leave it out.") from None
+        return place
     return (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     )
@@ -294,7 +300,7 @@ def _resumed(task, settings, optimizer, folder, world) -> _Run:
         changes = ", ".join(f"{k} {then.get(k)!r} then, {now.get(k)!r} now" for k in other)
         raise ValueError(
             f"The run in '{folder}' cannot go on with other settings: {changes}. "
-            "Use the settings it began with, another folder, or resume=False to start afresh."
+            "Use the settings it began with, another folder, or start afresh: --fresh, in Python resume=False."
         )
     task.model.load_state_dict(held.weights)
     optimizer.load_state_dict(held.more["optimizer"])

@@ -26,5 +26,6 @@ def format_of(path: str | None, given: str | None, option: str) -> str:
             return name
     known = ", ".join(s for suffixes in FORMATS.values() for s in suffixes)
     raise ValueError(
-        f"the format of '{path}' must show in its suffix ({known}), got '{suffix}'. Or say it: {option} csv."
+        f"the format of '{path}' must show in its suffix ({known}), got '{suffix}'."
+        + (f" Or say it: {option} csv." if option.endswith("format") else "")
     )
