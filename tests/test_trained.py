@@ -1,9 +1,20 @@
 """Run folders: what training keeps in them is what slates are made and judged by, and a run goes on as it began."""
 
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+import spdd
+from spdd.data import prepared
 from spdd.data.interactions import Items, Sequences, Split
+from spdd.item_columns import item_columns
+from spdd.models import checkpoint
 from spdd.trained import by_request, open_run, train_model
 
 PEOPLE, ITEMS, DAY = 8, 12, 24 * 3_600_000
@@ -79,3 +90,72 @@ def test_ids_that_were_put_there_are_taken_unless_asked_for_others(split, tmp_pa
     with pytest.raises(ValueError, match=r"holds ids already, and nothing tells how they were made: leave out .*codes"):
         train_model("lmrec", split, tmp_path, IDS, device="cpu")
     train_model("lmrec", split, tmp_path, TINY, device="cpu")
+
+
+SMALL = {"epochs": 2, "width": 8, "heads": 2, "every": 1, "patience": 0}
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(folder):
+    return checkpoint.load(folder / "last.pt").weights
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.usefixtures("one_thread")
+def test_a_killed_sasrec_goes_on_to_the_weights_of_an_unbroken_one(split, tmp_path):
+    """Killed as a machine would, at whatever step; then gone on with."""
+    prepared.save(split, tmp_path / "data.npz")
+    said = {**SMALL, "epochs": 100_000}
+    words = [
+        sys.executable,
+        "-m",
+        "spdd.cli",
+        "train",
+        "sasrec",
+        tmp_path / "data.npz",
+        "--out",
+        tmp_path / "killed",
+        "-q",
+    ]
+    words += ["--device", "cpu", *(x for name, value in said.items() for x in ("--set", f"{name}={value}"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(list(map(str, words)), env=environment, stderr=subprocess.PIPE)
+    metrics, deadline = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 240
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    stopped = checkpoint.load(tmp_path / "killed" / "last.pt").more["epoch"]
+    train_model("sasrec", split, tmp_path / "killed", {**SMALL, "epochs": stopped + 2}, device="cpu")
+    train_model("sasrec", split, tmp_path / "unbroken", {**SMALL, "epochs": stopped + 2}, device="cpu")
+    one, other = weights(tmp_path / "killed"), weights(tmp_path / "unbroken")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_is_held_out_for_the_test_reaches_no_slate(split, tmp_path):
+    """Neither weights nor the values objectives are made of nor what a decoder serves: only what slates are judged by."""
+    turned = replace(split.test, item=(split.test.item + 5) % ITEMS, time=split.test.time + DAY)
+    found = []
+    for name, one in (("one", split), ("other", split._replace(test=turned))):
+        train_model("sasrec", one, tmp_path / name, SMALL, device="cpu")
+        opened = open_run(tmp_path / name, one, device="cpu")
+        rare = (item_columns(one, ["popularity"])["popularity"] < 6).astype(float)
+        asked, rows = opened.asked(one, "test"), slice(0, PEOPLE)
+        decoder = spdd.SPDD([spdd.Objective("rare", value=rare, at_least=1)], slots=2)
+        slate = decoder.generate(opened.model, asked.histories(rows), exclude="seen").numpy()
+        found.append((weights(tmp_path / name), slate, asked.later(rows)))
+    (before, slates, later), (after, again, judged) = found
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name in ("items", "relevance", "gained", "dual", "status"):
+        assert np.array_equal(getattr(slates, name), getattr(again, name))
+    assert not all(np.array_equal(a, b) for a, b in zip(later, judged, strict=True))
