@@ -22,6 +22,10 @@ from .rows import LINE, SCALE, columns_of, interactions, json_rows, name_of, num
 REVIEWS = ("*.json", "*.jsonl", "*.csv")
 META = ("meta_*.json", "meta_*.jsonl")
 PACKED = ("sequences.tsv",)
+HEADERLESS = (
+    "CSV files of 2014 and 2018 have none, and count seconds: write a first line that names user, item, rating and time, in "
+    "the file's order, and read them with `table`."
+)
 KINDS = {"user": "id", "item": "id", "time": "time", "rating": "number"}
 ABOUT = {"item": "id", "title": "text", "categories": "text", "brand": "text"}
 
@@ -94,7 +98,7 @@ def _review(row: dict) -> tuple:
 def _table(file: Path, tally: Tally, progress: Progress | None) -> Iterator[pl.DataFrame]:
     given = {"user_id": "user", "parent_asin": "item", "timestamp": "time", "rating": "rating"}
     for batch in split_rows(file, tally, progress=progress):
-        columns_of(batch, list(given), file, "CSV files of 2014 and 2018 have no header: read those with `table`.")
+        columns_of(batch, list(given), file, HEADERLESS)
         yield batch.rename(given)
 
 
