@@ -63,7 +63,7 @@ def main() -> None:
 def page(found: Results) -> str:
     claims = [claim(found) for claim in CLAIMS]
     users = ", ".join(f"{DOMAINS[d]}: {found.one('users', d)['users']:,} users" for d in found.domains())
-    commit = found.evaluation[0]["commit"][:7]
+    commit = found.evaluation[0]["settings"]["swept_at"][:7]
     rows = ["| claim | verdict |", "|---|---|"]
     rows += [f"| [{n}. {c.said}](#{n}) | {c.verdict} |" for n, c in enumerate(claims, 1)]
     parts = [

@@ -87,6 +87,7 @@ def main() -> None:
     options.add_argument("--users", type=int, help="only the first so many of each domain")
     options.add_argument("--seeds", type=int, default=1, help="runs of each bandit")
     options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--swept-at", help="the commit the sweeps were run at, where it is not this one")
     options.add_argument("--results-only", action="store_true", help="judge the sweeps that are there")
     args = options.parse_args()
     if args.prepare:
@@ -107,7 +108,12 @@ def main() -> None:
         ]
         sections += report_of(name, found, rates)
     about = record.origin("evaluation", args)
-    about["settings"] = {"floor": FLOOR, "slots": SLOTS, "users": args.users, "seeds": args.seeds}
+    about["settings"] = {
+        "floor": FLOOR,
+        "slots": SLOTS,
+        "seeds": args.seeds,
+        "swept_at": args.swept_at or about["commit"],
+    }
     write_report(args, sections)
     record.write(about, results, args.out)
 
