@@ -126,7 +126,6 @@ def check_objectives(objectives: Sequence[Objective], slots: int) -> tuple[Objec
                 f"floor of objective '{objective.name}' must not exceed its cap, got at_least={objective.at_least!r} and "
                 f"at_most={objective.at_most!r} with {slots} slots. Lower the floor or raise the cap."
             )
-        _check_traffic(objective, floor, slots)
     names = [o.name for o in objectives]
     for name in names:
         if names.count(name) > 1:
@@ -134,19 +133,6 @@ def check_objectives(objectives: Sequence[Objective], slots: int) -> tuple[Objec
                 f"objective names must differ, got '{name}' {names.count(name)} times. Rename one, or give one both a floor and a cap."
             )
     return objectives
-
-
-def _check_traffic(objective: Objective, floor: Any, slots: int) -> None:
-    """An average no slate can reach: rows have no status that would say so, and the price would rise for ever."""
-    if not objective.in_traffic or not isinstance(objective.value, Tensor) or floor is None:
-        return
-    most = slots * float(objective.value.max())
-    if floor > most * (1 + TOLERANCE):
-        raise ValueError(
-            f"`at_least` of objective '{objective.name}' is {objective.at_least!r} per slate on average over traffic, but "
-            f"{slots} slots of items worth at most {float(objective.value.max()):g} hold {most:g}: no slate can reach it. "
-            "Lower `at_least` or add slots."
-        )
 
 
 def _per(per, name: str) -> str:
@@ -190,7 +176,7 @@ def _target(target: Target, slots: int, word: str, name: str):
     if target is None:
         return None
     if _is_percent(target) and not isinstance(target, str):  # one per row
-        return np.array([_target(one, slots, word, name) for one in np.asarray(target).tolist()], dtype=np.float64)
+        return np.array([_target(one, slots, word, name) for one in np.asarray(target, dtype=object)], dtype=np.float64)
     if isinstance(target, str):
         text = target.strip()
         try:

@@ -920,10 +920,6 @@ REFUSED = {
         lambda: Objective("x", ONES, at_least=["10%", "20%"], per="traffic"),
         "must be one number when per='traffic'",
     ),
-    "an average beyond the slots": (
-        lambda: SPDD([Objective("x", ONES, at_least=5, per="traffic")], slots=4),
-        "`at_least` of objective 'x' is 5 per slate .* 4 slots of items worth at most 1 hold 4: no slate can reach it",
-    ),
     "per": (
         lambda: Objective("x", ONES, per="user"),
         "`per` of objective 'x' must be 'slate', 'traffic' or 'both', got 'user'",

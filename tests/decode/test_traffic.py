@@ -177,6 +177,16 @@ def test_of_a_target_of_nothing_the_average_is_the_error():
     assert cap.moved([3.0], 7, [0.5]).price == (1.0 + 2.0 * 0.5,)
 
 
+@pytest.mark.parametrize(("floor", "status"), [(10, spdd.MET), (10.5, spdd.IMPOSSIBLE), (40, spdd.IMPOSSIBLE)])
+def test_an_average_no_slate_can_carry_is_impossible(floor, status):
+    """Every slate full of what is wanted is not enough: rows were all said to be met."""
+    served = spdd.SPDD([spdd.Objective("new", VALUE, at_least=floor, per="traffic")], slots=SLOTS)
+    for scores in batches(2):
+        slate = served.rerank(scores)
+        assert (slate.status == status).all()
+        assert status == spdd.MET or (slate.reachable == 10).all()
+
+
 def test_personal_targets_cannot_be_averaged():
     with pytest.raises(ValueError, match="one number when per='traffic'"):
         spdd.Objective("new", VALUE, at_least=np.array([1.0, 2.0]), per="traffic")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Groups, group_items, grouped_topk
-from ..objective import Objective, check_objectives
+from ..objective import TOLERANCE, Objective, check_objectives
 from ..relevance import check_scale, normaliser, relevance
 from ..slate import Slate, Status, Trace
 from . import primal_dual
@@ -349,6 +349,21 @@ class Decoder:
             )
         return floor.to(device), cap.to(device)
 
+    def _beyond(self) -> dict[int, float]:
+        """What a slate can hold at most of the objectives whose floor over traffic is more than that, by their place.
+
+        Single slates are free of such floors, so nothing else would ever say that no slate can carry its part.
+        """
+        if "beyond" not in self._kept:
+            found = {}
+            for c, o in enumerate(self.objectives):
+                floor, _ = o.targets(self.slots)
+                if o.in_traffic and floor is not None and isinstance(o.value, Tensor) and o.value.dim() == 1:
+                    most = float(o.value.double().topk(min(self.slots, len(o.value))).values.sum())
+                    found |= {c: most} if most < floor * (1 - TOLERANCE) else {}
+            self._kept["beyond"] = found
+        return self._kept["beyond"]
+
     def _promised(self, settings, floor, cap, rows, device):
         """Column, sign, target and rate of everything that has a price."""
         column, sign, target, rate = [], [], [], []
@@ -393,6 +408,8 @@ class Decoder:
             ]
             reachable[:, fixed] = reach.reachable
         status = status.masked_fill(met, Status.MET)
+        for c, most in self._beyond().items():
+            status, reachable[:, c] = torch.full_like(status, Status.IMPOSSIBLE), most
         price = primal_dual.dual(problem, state)
         first = {}  # an objective's floor comes before its cap
         for p, c in enumerate(problem.promises.column):

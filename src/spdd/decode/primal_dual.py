@@ -26,7 +26,7 @@ from .guard import Guard
 # What a price may count in a score: times a value it must stay finite, or the worthless items' scores would be nan.
 HUGE = 1e150
 # Prices themselves end here, and so do their exponents: 0 * exp(710) would be nan.
-LARGEST, STEEPEST = 1e308, 709.0
+LARGEST, STEEPEST = 1e307, 709.0
 
 
 class Promises(NamedTuple):
