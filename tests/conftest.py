@@ -1,4 +1,4 @@
-"""What every test may count on: two torch threads, repeatable hypothesis, and a clear reason for each skip.
+"""What every test may count on: one torch thread, repeatable hypothesis, and a clear reason for each skip.
 
 No option widens or narrows the default run: it is all this machine can do.
 """
@@ -15,7 +15,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("SPDD_DATA") or ROOT.parent / "shared" / "data")
 
-torch.set_num_threads(2)
+# Tensors here are small: a second thread gains nothing, and on a busy machine two wait for each other in every operation.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and of every process a test starts
 # No deadline: a first call may compile. No random seed: a red test stays red.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("house")
