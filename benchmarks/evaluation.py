@@ -181,7 +181,7 @@ def bench(name: str, work: pathlib.Path, users: int | None, part: str = "test"):
 
 
 def swept(name: str, args, folder: pathlib.Path) -> None:
-    coarse = {"asked": grid.ASKED[1::2], "prices": grid.PRICES[::2]} if args.coarse else {}
+    coarse = {"asked": (*grid.ASKED[1::2], 1.0), "prices": grid.PRICES[::2]} if args.coarse else {}
     points = grid.points(FLOOR, SLOTS, seeds=range(args.seeds), **coarse)
     extra = grid.rates(SLOTS, asked=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)) if name == "playlists" else []
     load = functools.partial(bench, name, args.work, args.users)
@@ -203,7 +203,7 @@ def swept(name: str, args, folder: pathlib.Path) -> None:
 def lines(name: str, found: Swept) -> list[dict]:
     """Everything that is claimed anywhere, with intervals."""
     said = verdict(found)
-    out: list[dict] = [{"domain": name, "part": "users", "users": found.about["users"], **found.about["about"]}]
+    out: list[dict] = [{**found.about["about"], "domain": name, "part": "users", "users": found.about["users"]}]
     for r in found.records:
         out.append(
             {
