@@ -93,5 +93,5 @@ def test_full_disk_is_a_clear_error_and_the_old_file_stays(path, monkeypatch):
 
 
 def test_missing_folder_is_a_clear_error(tmp_path):
-    with pytest.raises(OSError, match="cannot be written: No such file or directory"):
+    with pytest.raises(OSError, match=r"cannot be written: the folder of .* does not exist\. Make it first"):
         checkpoint.save(tmp_path / "no" / "model.pt", **ABOUT, weights={})

@@ -43,9 +43,10 @@ def save(
             file.write(FORMAT + b" " + hashlib.sha256(body).hexdigest().encode() + b"\n")
             file.write(body)
     except OSError as error:
+        why = f"{error.strerror}." if error.strerror else error  # what `atomic` says by itself is a sentence
         raise OSError(
             error.errno,
-            f"Checkpoint '{path}' ({len(body) / 1e6:.0f} MB) cannot be written: {error.strerror}. "
+            f"Checkpoint '{path}' ({len(body) / 1e6:.0f} MB) cannot be written: {why} "
             "What was there before is untouched. Free some space or name a folder that can be written to",
         ) from error
 
