@@ -31,6 +31,10 @@ from spdd.evaluate.verdicts import nearest, verdict
 
 FLOOR, SLOTS = 3.0, 10
 FRESH = 0.2  # of all videos, by date of upload
+LEFT_OUT = ("SPDD over traffic, relative", "SPDD priced, rate 0.1")  # level with the curves they are variants of
+    "SPDD over traffic, relative",
+    "SPDD priced, rate 0.1",
+)  # variants of ours that users' time is better spent than on
 TAIL = 0.15  # of all plays
 CHINA = 8 * 3_600_000
 FIRST_OF_MAY = 1_651_334_400_000
@@ -183,7 +187,9 @@ def bench(name: str, work: pathlib.Path, users: int | None, part: str = "test"):
 def swept(name: str, args, folder: pathlib.Path) -> None:
     coarse = {"asked": (*grid.ASKED[1::2], 1.0), "prices": grid.PRICES[::2]} if args.coarse else {}
     points = grid.points(FLOOR, SLOTS, seeds=range(args.seeds), **coarse)
-    extra = grid.rates(SLOTS, asked=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)) if name == "playlists" else []
+    points = [p for p in points if p.curve not in LEFT_OUT]
+    rates = grid.rates(SLOTS, asked=(0.1, 0.2, 0.3, 0.4, 0.6, 0.8), speeds=(0.1, 1.0, 3.0))
+    extra = rates if name == "playlists" else []
     load = functools.partial(bench, name, args.work, args.users)
     done = 0
 

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from spdd import SPDD, Objective
 from spdd.data.interactions import Sequences
-from spdd.domains import bench, targets
+from spdd.domains import Begun, bench, targets
 from spdd.evaluate import grid
 from spdd.evaluate.sweep import Point, sweep
+from spdd.models.sasrec import Config, SASRec
 from spdd.trained import Asked, Opened, by_history
 from test_slates import ITEMS, USERS, model, split  # noqa: F401
 
@@ -69,6 +72,19 @@ def test_bandits_learn_from_validation_alone(split):  # noqa: F811
     assert (np.asarray(items[0]) == np.asarray(items[1])).all()
     with pytest.raises(ValueError, match="cannot be judged"):
         bench(Opened(model(), by_history, "d"), split, values=VALUES, floor=2, part="validation").policy(point)
+
+
+def test_a_model_that_has_begun_gives_what_one_that_begins_gives(split):  # noqa: F811
+    """Whatever decoding writes into a state, the next point begins where the first one did."""
+    torch.manual_seed(0)
+    fresh = SASRec(ITEMS, Config(width=8, heads=2, slots=2)).eval()
+    begun, decoder = Begun(fresh), SPDD([Objective("few", VALUES, at_least=2)], slots=4)
+    histories = split.history("test").lists()
+    alone = decoder.generate(fresh, histories, exclude="seen").items
+    for _ in range(2):
+        assert (decoder.generate(begun.at("all", histories), histories, exclude="seen").items == alone).all()
+    assert len(begun.held) == 1
+    assert Begun(fresh, room=1).at("all", histories) is fresh  # no room: it begins anew
 
 
 def test_another_model_or_other_values_are_another_domain(split):  # noqa: F811

@@ -6,14 +6,17 @@ the validation part alone, before the first slate that is judged.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from .data.interactions import Split
 from .decode.bandits import Bandit, gini
+from .decode.proposals import proposes
 from .evaluate import grid
 from .evaluate.metrics import outcome_of
 from .evaluate.sweep import Bench, Domain, Point, cut
@@ -22,14 +25,53 @@ from .trained import Asked, Opened, open_run
 
 LESSONS = 2_560  # validation users a bandit learns from
 LESSON = 256  # slates between two of its lessons: it draws these without knowing how they go
+ROOM = 2 << 30  # bytes of states that are remembered
 REWARD = (2 / 3, 1 / 3)  # Gini weights of a bandit's reward: the worse of consumption and objective counts twice
 
 
 class Batch(NamedTuple):
-    """Users asked together: what the model starts from, and what they must not get."""
+    """Users asked together: their model (see `Begun`), what it starts from, and what they must not get."""
 
+    model: Any
     histories: Any
     exclude: Any
+
+
+class Begun:
+    """A model that begins with the same users again and again, and works that out once.
+
+    Every point of a sweep asks all users, and what a model makes of a history does not depend on the decoder. Batches
+    beyond `room` bytes, and models that propose items, whose states are large, begin anew each time.
+    """
+
+    def __init__(self, model: Any, room: int = ROOM):
+        self.model, self.room = model, room
+        self.held: dict[Any, Any] = {}
+
+    def at(self, name: Any, histories: Any) -> Any:
+        """The model, which for these histories starts from what is remembered under this name."""
+        if proposes(self.model):
+            return self.model
+        if name not in self.held:
+            with torch.no_grad():
+                state = self.model.start(histories)
+            if (size := _bytes(state)) > self.room:
+                return self.model
+            self.held[name], self.room = state, self.room - size
+        return _Started(self.model, self.held[name])
+
+
+class _Started:
+    """A model that has begun. Decoding may write into its state, so each gets a copy."""
+
+    def __init__(self, model: Any, state: Any):
+        self._model, self._state = model, state
+
+    def start(self, histories: Any) -> Any:
+        return copy.deepcopy(self._state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def bench_of(
@@ -80,19 +122,25 @@ def bench(
     # Another split of the same items has the same fingerprint: what users did tells them apart.
     later, before = targets(asked), [asked.histories(rows) for rows in cut(len(asked.user), LESSON)]
 
+    begun = Begun(opened.model)
+
     def policy(point: Point):
         decoder = grid.decoder_of(point, values, slots)
         if isinstance(decoder, Bandit):
             if part == "validation":
                 raise ValueError(f"'{point.curve}' learns from the validation part, so it cannot be judged by it.")
-            _taught(decoder, opened, opened.asked(split, "validation").first(LESSONS), values)
-        return lambda batch: decoder.generate(opened.model, batch.histories, exclude=batch.exclude)
+            _taught(decoder, begun, opened.asked(split, "validation").first(LESSONS), values)
+        return lambda batch: decoder.generate(batch.model, batch.histories, exclude=batch.exclude)
+
+    def batch(rows: slice) -> Batch:
+        histories = asked.histories(rows)
+        return Batch(begun.at((part, rows.start, rows.stop), histories), histories, asked.exclude(rows))
 
     return Bench(
         Domain(
             name,
             len(asked.user),
-            lambda rows: Batch(asked.histories(rows), asked.exclude(rows)),
+            batch,
             later,
             values,
             float(floor),
@@ -145,14 +193,23 @@ def _may_have(asked: Asked, rows: slice, items: list[np.ndarray]) -> Iterator[np
     return (~np.isin(own, list(row)) for own, row in zip(items, exclude, strict=True))
 
 
-def _taught(decoder: Bandit, opened: Opened, asked: Asked, values: np.ndarray) -> None:
+def _taught(decoder: Bandit, begun: Begun, asked: Asked, values: np.ndarray) -> None:
     """Let a bandit serve validation users, and tell it after each batch how their slates went."""
     later = targets(asked)
     for rows in cut(len(asked.user), LESSON):
-        slate = decoder.generate(opened.model, asked.histories(rows), exclude=asked.exclude(rows))
+        histories = asked.histories(rows)
+        model = begun.at(("a bandit's lessons", rows.start), histories)
+        slate = decoder.generate(model, histories, exclude=asked.exclude(rows))
         items = np.asarray(slate.items.cpu() if hasattr(slate.items, "cpu") else slate.items)
         seen = outcome_of(items, later[rows], values)
         wanted = (later[rows] >= 0).sum(1).clip(1, items.shape[1])
         consumed = seen.hit.sum(1) / wanted
         share = seen.value.mean(1) / max(values.max(), 1e-12)
         decoder.learn(slate, gini([consumed, share], list(REWARD)).numpy())
+
+
+def _bytes(state: Any) -> int:
+    """Of all tensors in a state."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    return sum(map(_bytes, state)) if isinstance(state, tuple) else 0
