@@ -32,9 +32,6 @@ from spdd.evaluate.verdicts import nearest, verdict
 FLOOR, SLOTS = 3.0, 10
 FRESH = 0.2  # of all videos, by date of upload
 LEFT_OUT = ("SPDD over traffic, relative", "SPDD priced, rate 0.1")  # level with the curves they are variants of
-    "SPDD over traffic, relative",
-    "SPDD priced, rate 0.1",
-)  # variants of ours that users' time is better spent than on
 TAIL = 0.15  # of all plays
 CHINA = 8 * 3_600_000
 FIRST_OF_MAY = 1_651_334_400_000
