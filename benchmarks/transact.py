@@ -3,7 +3,8 @@
 KuaiRand: learnt from 25 to 30 April, asked on 1 to 8 May, with histories from before. Everything is chosen on 30 April
 and then learnt anew with that day. Each impression is judged by what was known just before it: the person's actions so
 far, items' rates on earlier days of the train part. Logistic regression gets the same context, items, traits and
-actions, the latter as counts and rates, all numbers also cut into parts so that it need not be linear in them.
+actions, the latter as counts and rates, all numbers also cut into parts so that it need not be linear in them. What a
+slot costs, `slots.py` says of the run folder that `--keep` leaves.
 
     python benchmarks/transact.py --prepare FOLDER kuairand.npz       # needs polars; the rest needs torch and numpy
     python benchmarks/transact.py --data kuairand.npz --seconds 90 --keep run --out results.jsonl
@@ -61,7 +62,6 @@ def main():
     options.add_argument("--seconds", type=float, default=90, help="try no further settings after so many")
     options.add_argument("--epochs", type=int, help="at most so many, for a quick look")
     options.add_argument("--seeds", type=int, default=1, help="how many models the chosen settings get")
-    options.add_argument("--slots", type=int, default=30, help="time decoding so many slots, anew and by state")
     options.add_argument("--keep", type=pathlib.Path, help="run folder for the chosen model, as `spdd slate` opens it")
     options.add_argument("--device", help="cpu or cuda; what there is when left out")
     options.add_argument("--commit", help="of the code, where no git can tell")
@@ -100,14 +100,12 @@ def main():
             model, Log(late[0], judged, model.config)
         )
     results += report(scores, log, judged, args.seed)
-    if args.slots:
-        results.append(decoding(model, log, judged, args.slots, args.seed))
     record.write({**about, "config": dataclasses.asdict(model.config)}, results, args.out)
 
 
 def origin(args: argparse.Namespace, place: torch.device) -> dict:
     about = record.origin("transact", args)
-    about["settings"] = {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
+    about["settings"] = {k: v.name if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
     about["settings"]["device"] = place.type
     return about | {"commit": args.commit or about["commit"]}
 
@@ -272,59 +270,6 @@ def fit(
             for file in ("best.pt", "metrics.jsonl"):
                 shutil.copy(pathlib.Path(folder, file), keep / file)
     return model, done
-
-
-@torch.no_grad()
-def decoding(model: TransAct, log: Actions, judged: np.ndarray, slots: int, seed: int) -> dict:
-    """Milliseconds per slot for 16 people and all items: from the state, and anew from all actions and shelves so far.
-
-    Both ways choose for themselves; the largest difference of scores and the share of equal choices are reported, of
-    times the median of five runs.
-    """
-    place = model.codes.device
-    asked = np.sort(np.random.default_rng(seed).choice(judged, min(16, len(judged)), replace=False))
-    requests = log.requests(asked).to(place)
-    runs, worst, same = [], 0.0, []
-    for _ in range(5):
-        state, slate, run = model.start(requests), requests.items[:, :0], []
-        for _ in range(slots):
-            begun = clock(place)
-            scores = model.logits(state)
-            middle = clock(place)
-            afresh = model.logits(model.start(placed(requests, slate, model.config.actions)))
-            end = clock(place)
-            worst = max(float((scores - afresh).abs().max()), worst)  # in this order, nan comes through
-            choice, other = (x.scatter(1, slate, -torch.inf).argmax(1) for x in (scores, afresh))
-            same.append(float((choice == other).double().mean()))
-            again = clock(place)
-            state = model.advance(state, choice)
-            run.append((middle - begun + clock(place) - again, end - middle))
-            slate = torch.cat([slate, choice[:, None]], 1)
-        runs.append(run)
-    took = 1000 * np.median(runs, 0)  # (K, 2)
-    shown = sorted({1, 2, 10, 20, slots} & set(range(1, slots + 1)))
-    record.table([
-        {"slot": k, "ms from state": f"{took[k - 1, 0]:.2f}", "ms anew": f"{took[k - 1, 1]:.2f}"} for k in shown
-    ])  # fmt: skip
-    print(f"largest difference of scores: {worst:.2g}; equal choices: {np.mean(same):.2%}")
-    return {
-        "timing": slots, "rows": len(asked), "ms from state": took[:, 0].tolist(), "ms anew": took[:, 1].tolist(),
-        "difference": worst, "equal choices": float(np.mean(same)),
-    }  # fmt: skip
-
-
-def placed(requests, slate, kind):
-    """Requests whose actions end with these shelves (R, k)."""
-    one = torch.ones_like(slate)
-    more = (slate, kind * one, requests.now[:, None] * one, requests.surface[:, None] * one)
-    past = [torch.cat(pair, 1) for pair in zip(requests[:4], more, strict=True)]
-    return requests._replace(**dict(zip(requests._fields, past, strict=False)))
-
-
-def clock(place: torch.device) -> float:
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    return time.perf_counter()
 
 
 # ---- judging ----------------------------------------------------------------------------------------------------

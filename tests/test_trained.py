@@ -92,6 +92,16 @@ def test_ids_that_were_put_there_are_taken_unless_asked_for_others(split, tmp_pa
     train_model("lmrec", split, tmp_path, TINY, device="cpu")
 
 
+def test_of_items_that_share_an_id_the_one_taken_most_often_comes_first(split, tmp_path):
+    train_model("lmrec", split, tmp_path, {**IDS, "levels": 1, "beams": ITEMS}, device="cpu")
+    opened = open_run(tmp_path / "last.pt", split, device="cpu", beams=ITEMS)
+    popularity = split.popularity()
+    items, logits = (x[0].tolist() for x in opened.model.propose(opened.model.start([[0]])))
+    shared = [(popularity[a], popularity[b]) for a, b, p, q in zip(items, items[1:], logits, logits[1:]) if p == q]  # noqa: B905
+    assert any(a > b for a, b in shared)
+    assert all(a >= b for a, b in shared)
+
+
 SMALL = {"epochs": 2, "width": 8, "heads": 2, "every": 1, "patience": 0}
 
 

@@ -104,8 +104,9 @@ def train(
         if quiet or int(os.environ.get("RANK", 0)):  # torchrun starts several of us; the first one speaks
             return
         best = ", ".join(f"{name} {value:.4f}" for name, value in done.best.items()) or "no validation"
+        which = f"best epoch {done.epoch} of {done.epochs}" if done.epoch >= 0 else "part of its first epoch"
         print_page(
-            f"{model}: best epoch {done.epoch} of {done.epochs}, {best}\n{done.steps:,} steps; ended because {done.why}; "
+            f"{model}: {which}, {best}\n{done.steps:,} steps; ended because {done.why}; "
             f"{time.perf_counter() - began:.0f} s\n{done.folder / 'best.pt'}"
         )
 

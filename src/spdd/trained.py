@@ -198,6 +198,7 @@ def _train_lmrec(split, folder, said, device, resume):
         catalog = ids_for(split.items, seed=settings.seed, **found["ids"])
         write_atomically(how, json.dumps(made) + "\n")
         catalog.save(name)
+    catalog = catalog.preferring(split.popularity())  # of items that share an id, the one taken most often comes first
     make = lmrec.from_path if "path" in found["from"] else lmrec.small_llama
     model = make(catalog=catalog, seed=settings.seed, **found["small"], **found["shared"], **found["from"]).to(device)
     task = lmtask.LMTask(model, split, batch=settings.batch, seed=settings.seed)
@@ -226,7 +227,8 @@ def _same_ids(how: Path, made: Mapping[str, Any], said: Mapping[str, Any]) -> No
 def _open_lmrec(path, split, device, options):
     from .models import lmrec
 
-    return Opened(lmrec.load(path, fingerprint=split.items.fingerprint(), **options).to(device), by_history)
+    about = {"fingerprint": split.items.fingerprint(), "preference": split.popularity()}
+    return Opened(lmrec.load(path, **about, **options).to(device), by_history)
 
 
 def _train_transact(split, folder, said, device, resume):

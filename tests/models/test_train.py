@@ -60,8 +60,48 @@ def test_the_rate_fades_by_epochs(tmp_path):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-def test_it_stops_when_time_is_up(tmp_path):
-    assert train.fit(Toy(slow=0.01), train.Settings(epochs=99, seconds=0.01), tmp_path).why == "seconds"
+class Clock:
+    """Of training: a second more whenever it is looked at."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(train, "time", self)
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize("seconds", [4, 7, 20])
+def test_it_stops_between_steps_when_time_is_up_and_goes_on_unbroken(tmp_path, monkeypatch, seconds):
+    unbroken = Toy()
+    train.fit(unbroken, train.Settings(**SMALL), tmp_path / "whole")
+    settings = train.Settings(**{**SMALL, "every": 0}, seconds=seconds)
+    Clock(monkeypatch)
+    stood, why = [], "seconds"
+    while why == "seconds":
+        toy = Toy(seed=len(stood))
+        fitted = train.fit(toy, settings, tmp_path / "parts")
+        why, stood = fitted.why, [*stood, (fitted.steps, fitted.epochs)]
+        assert toy.losses < seconds  # it looks at the clock after every step, and elsewhere
+    assert stood == sorted(set(stood))  # it always comes further, if only to the end of an epoch
+    assert len(stood) > 1
+    assert stood[-1] == (24, 3)
+    assert torch.equal(weights(toy), weights(unbroken))
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_time_up_inside_the_first_epoch_leaves_what_was_learnt(tmp_path, monkeypatch):
+    Clock(monkeypatch)
+    toy, untrained = Toy(), Toy()
+    fitted = train.fit(toy, train.Settings(epochs=3, rate=0.01, seconds=5), tmp_path)
+    assert (fitted.why, fitted.epoch, fitted.epochs) == ("seconds", -1, 0)
+    assert 0 < fitted.steps == toy.losses < 8
+    kept = checkpoint.load(tmp_path / "best.pt")
+    assert kept.more["metrics"] == fitted.best == toy.validate() != untrained.validate()
+    for name, weight in toy.model.state_dict().items():
+        assert torch.equal(kept.weights[name], weight)
+    assert lines(tmp_path) == []
 
 
 def test_killed_and_resumed_equals_unbroken(tmp_path):

@@ -317,8 +317,12 @@ def from_path(
     return model
 
 
-def load(path: str | Path, *, fingerprint: str | None = None, **settings: Any) -> LMRec:
-    """The model a checkpoint holds. fingerprint: of the items at hand.  settings: other `beams`, `mean_of_open`"""
+def load(path: str | Path, *, fingerprint: str | None = None, preference: Any = None, **settings: Any) -> LMRec:
+    """The model a checkpoint holds.
+
+    fingerprint: of the items at hand.  settings: other `beams`, `mean_of_open`
+    preference:  (M,) which of the items that share an id come first, see `Catalog.preferring`; it is not kept in files
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     found = checkpoint.load(path, kind=KIND, fingerprint=fingerprint)
@@ -331,6 +335,7 @@ def load(path: str | Path, *, fingerprint: str | None = None, **settings: Any) -
     if config.get("dropout"):
         drop_out(lm, config["dropout"])
     catalog = Catalog.of(found.weights["tokens"], sizes=config["sizes"], items=config["items"])
+    catalog = catalog if preference is None else catalog.preferring(preference)
     about = {k: config[k] for k in ("lora", "dropout", "seed", "from", "ids") if k in config}
     settings = {"history": config["history"], **settings}
     model = LMRec(lm, catalog, first=config["first"], bos=config["bos"], config=about, **settings)

@@ -43,7 +43,7 @@ class Settings:
     every:         steps between checkpoints inside an epoch; 0 writes at the end of epochs only
     warmup:        steps over which the learning rate rises from 0
     fade:          by what the learning rate is multiplied after every epoch; 1 leaves it
-    seconds:       start no further epoch after so many seconds
+    seconds:       take no further step after so many seconds; counted anew when a run goes on
     """
 
     epochs: int = 100
@@ -104,7 +104,12 @@ class Task(Protocol):
 
 
 class Fitted(NamedTuple):
-    """How training went. best: metrics of the best epoch, whose weights the model has now; why: what ended it"""
+    """How training went.
+
+    best:   metrics of the best epoch, whose weights the model has now. epoch: which it is, -1 where time was up before
+            the end of the first: then these are the metrics and weights of what there was of it
+    epochs: how many are whole.  why: what ended it
+    """
 
     best: dict[str, float]
     epoch: int
@@ -147,12 +152,16 @@ def fit(task: Task, settings: Settings, folder: str | Path, *, resume: bool = Tr
         if rank == 0:
             _write_metrics(folder, run)
         with _bar(progress and rank == 0) as bar:
-            while not (why := _over(task.model, settings, run, time.monotonic() - begun, world)):
-                run = _epoch(task, settings, optimizer, folder, rank, world, run, bar)
+            while not (why := _over(task.model, settings, run, begun, world)):
+                run = _epoch(task, settings, optimizer, folder, rank, world, run, begun, bar)
         if run.best >= 0:
+            best = run.history[run.best]["metrics"]
             task.model.load_state_dict(checkpoint.load(folder / "best.pt", kind=task.kind).weights)
+        else:  # time was up inside the first epoch: what it has learnt is better than nothing, until the epoch is whole
+            best = _validated(task, rank, world) if run.step else {}
+            if run.step and rank == 0:
+                _save_best(task, folder, run.epoch, best)
         task.model.eval()
-    best = run.history[run.best]["metrics"] if run.best >= 0 else {}
     return Fitted(best, run.best, run.epoch, run.steps, why, folder)
 
 
@@ -174,9 +183,9 @@ def device(name: str | None = None) -> torch.device:
 # ---- an epoch --------------------------------------------------------------------------------------------------
 
 
-def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, bar) -> _Run:
-    """The run after the rest of this epoch, validated and written down."""
-    begun = time.monotonic()
+def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, begun: float, bar) -> _Run:
+    """The run after the rest of this epoch, validated and written down; or inside it, if time is up. begun: when `fit` was"""
+    since = time.monotonic()
     place = next(task.model.parameters()).device
     generator = torch.Generator(place)
     total = torch.tensor(run.total, dtype=torch.float64, device=place)
@@ -191,14 +200,17 @@ def _epoch(task, settings, optimizer, folder, rank, world, run: _Run, bar) -> _R
             total += _step(task.model, optimizer, settings, loss, run.epoch, run.steps, world)
             run = run._replace(step=run.step + 1, steps=run.steps + 1)
             bar.advance()
-            if settings.every and run.step % settings.every == 0:
+            late = _late(task.model, settings, begun, world)
+            if late or (settings.every and run.step % settings.every == 0):
                 run = run._replace(total=_finite(total, run, task.model))
                 if rank == 0:
                     _save(task, settings, optimizer, folder, world, run)
+            if late:
+                return run
     if not run.step:
         raise ValueError(f"`task.batches` gave no batch in epoch {run.epoch}: there is nothing to train on.")
     run = run._replace(total=_finite(total, run, task.model))
-    return _finish(task, settings, optimizer, folder, rank, world, run, time.monotonic() - begun)
+    return _finish(task, settings, optimizer, folder, rank, world, run, time.monotonic() - since)
 
 
 def _step(model, optimizer, settings, loss: Tensor, epoch: int, steps: int, world: int) -> Tensor:
@@ -216,12 +228,7 @@ def _step(model, optimizer, settings, loss: Tensor, epoch: int, steps: int, worl
 
 def _finish(task, settings, optimizer, folder, rank, world, run: _Run, seconds: float) -> _Run:
     """The run at the start of the next epoch. best.pt goes first: dying in between only repeats the validation."""
-    metrics: dict[str, float] = {}
-    if rank == 0:
-        task.model.eval()
-        with torch.no_grad():
-            metrics = {name: float(value) for name, value in task.validate().items()}
-    metrics = _told(metrics, task.model, world)
+    metrics = _validated(task, rank, world)
     line = {"epoch": run.epoch, "steps": run.steps, "loss": run.total / run.step, "metrics": metrics}
     history = (*run.history, {**line, "seconds": round(seconds, 3)})
     first = _first(metrics) if metrics else 0.0
@@ -230,10 +237,7 @@ def _finish(task, settings, optimizer, folder, rank, world, run: _Run, seconds: 
     run = run._replace(epoch=run.epoch + 1, step=0, total=0.0)
     if rank == 0:
         if better:
-            about = {"kind": task.kind, "config": task.config, "fingerprint": task.fingerprint}
-            checkpoint.save(
-                folder / "best.pt", **about, weights=task.model.state_dict(), epoch=run.best, metrics=metrics
-            )
+            _save_best(task, folder, run.best, metrics)
         _save(task, settings, optimizer, folder, world, run)
         _write_metrics(folder, run)
     if world > 1:
@@ -241,15 +245,28 @@ def _finish(task, settings, optimizer, folder, rank, world, run: _Run, seconds: 
     return run
 
 
-def _over(model: nn.Module, settings: Settings, run: _Run, seconds: float, world: int) -> str:
+def _validated(task, rank: int, world: int) -> dict[str, float]:
+    """The task's metrics, by the first process's weights; the others are told."""
+    metrics: dict[str, float] = {}
+    if rank == 0:
+        task.model.eval()
+        with torch.no_grad():
+            metrics = {name: float(value) for name, value in task.validate().items()}
+    return _told(metrics, task.model, world)
+
+
+def _over(model: nn.Module, settings: Settings, run: _Run, begun: float, world: int) -> str:
     """Why the run ends here, or ""."""
     if run.epoch >= settings.epochs:
         return "epochs"
     if settings.patience and run.best >= 0 and run.epoch - 1 - run.best >= settings.patience:
         return "patience"
-    if settings.seconds < math.inf and _told(seconds, model, world) >= settings.seconds:
-        return "seconds"
-    return ""
+    return "seconds" if _late(model, settings, begun, world) else ""
+
+
+def _late(model: nn.Module, settings: Settings, begun: float, world: int) -> bool:
+    """Whether time is up, by the first process's clock: all of them stop after the same step."""
+    return settings.seconds < math.inf and _told(time.monotonic() - begun >= settings.seconds, model, world)
 
 
 def _finite(total: Tensor, run: _Run, model: nn.Module) -> float:
@@ -288,6 +305,11 @@ def _save(task, settings, optimizer, folder, world, run: _Run) -> None:
     about = {"kind": task.kind, "config": task.config, "fingerprint": task.fingerprint}
     state = {**run._asdict(), "optimizer": optimizer.state_dict(), "settings": _identity(task, settings, world)}
     checkpoint.save(folder / "last.pt", **about, weights=task.model.state_dict(), **state)
+
+
+def _save_best(task, folder, epoch: int, metrics: dict[str, float]) -> None:
+    about = {"kind": task.kind, "config": task.config, "fingerprint": task.fingerprint}
+    checkpoint.save(folder / "best.pt", **about, weights=task.model.state_dict(), epoch=epoch, metrics=metrics)
 
 
 def _resumed(task, settings, optimizer, folder, world) -> _Run:
