@@ -6,6 +6,7 @@ A different item passes only where float64 cannot tell the two scores apart.
 import importlib.util
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +110,22 @@ def test_ten_thousand_problems(scale):
 def test_both_engines(engine, scale, seed):
     scores, value, price, k, barred = drawn(seed, rows=5)
     compare(scores, value, price, k, scale, barred)
+
+
+def test_the_exponential_is_as_near_as_it_says():
+    numba = pytest.importorskip("numba")
+    from spdd.kernels import cpu_stream
+
+    @numba.njit
+    def each(x, out):
+        for j in range(len(x)):
+            out[j] = cpu_stream._exp(x[j])
+
+    x = np.linspace(-86, 0, 200_001, dtype=np.float32)
+    each(x, found := np.empty_like(x))
+    assert (np.abs(found / np.exp(x.astype(float)) - 1) <= 3e-7 - 1.5e-8 * x).all()
+    each(np.float32([-200, -np.inf]), far := np.empty(2, np.float32))
+    assert (far < 1e-37).all()
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -42,7 +42,8 @@ def group_topk(scores: Tensor | Product, groups: Groups, k: int, barred: Barred,
             return gpu.group_topk(scores, groups, k, barred, mass)
     depth = [min(k, size) for size in groups.size]
     device = scores.device if isinstance(scores, Tensor) else scores.table.device
-    group = torch.arange(len(depth), device=device).repeat_interleave(torch.tensor(depth, device=device))
+    # Not `repeat_interleave`: on a CPU it wakes torch's threads for a handful of numbers, and they then spin where ours work.
+    group = torch.tensor([g for g, kept in enumerate(depth) for _ in range(kept)], device=device)
     member = groups.member
     if barred.eligible is not None:
         member = member.masked_fill(~barred.eligible, len(depth))  # a group of its own that nothing is kept of
