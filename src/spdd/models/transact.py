@@ -104,6 +104,7 @@ class State(NamedTuple):
     keys, values: per layer (R, H, T, D / H), with tokens: what the next placed shelf attends to
     last: (R, D) the newest encoded action.  context: (R, D)
     ask:  who is a candidate: every item (1, M), or each row's pool (R, P), -1 where it has fewer.  found: what they found
+    query, own: (R, P, H, D / H) and (R, P, inner), what does not change while a slate fills
     """
 
     keys: tuple[Tensor, ...]
@@ -113,6 +114,8 @@ class State(NamedTuple):
     context: Tensor
     ask: Candidates
     found: Found
+    query: Tensor
+    own: Tensor
 
 
 class TransAct(nn.Module):
@@ -172,17 +175,20 @@ class TransAct(nn.Module):
         for some in (slice(at, at + many) for at in range(0, max(len(r.now), 1), many)):
             mine = Candidates(ask.item if r.pool is None else ask.item[some], ask.now[some], ask.surface[some])
             done = Tokens(*(column[some] for column in tokens))
-            begun = self._begin(mine, context[some, None])
-            found.append(self._look(mine, context[some, None], x[some], done, done.there[:, None], begun))
+            asking = self._ask(mine, context[some, None])
+            found.append(self._look(mine, asking, x[some], done, done.there[:, None], self._begin(asking)))
         found = Found(*(torch.cat(part) for part in zip(*found, strict=True)))
-        return State(tuple(keys), tuple(values), tokens, last, context, ask, found)
+        own = self._own(ask.item, self.known[ask.item.remainder(self.config.items + 1)])
+        return State(
+            tuple(keys), tuple(values), tokens, last, context, ask, found, self._ask(ask, context[:, None]), own
+        )
 
     @torch.no_grad()
     def logits(self, state: State) -> Tensor:
         """(R, M) log-odds that each item is taken if it comes next; outside its pool a row has the least of those inside."""
         item, all_of = state.ask.item, self.config.items
         stats = self.known[item.remainder(all_of + 1)]
-        scores = self._judge(item, stats, state.context[:, None], state.last[:, None], state.found)
+        scores = self._judge(state.own, stats, state.context[:, None], state.last[:, None], state.found)
         wide = scores.amin(1, keepdim=True).expand(-1, all_of + 1)
         return wide.scatter(1, item.remainder(all_of + 1).expand_as(scores), scores)[:, :-1]
 
@@ -196,10 +202,9 @@ class TransAct(nn.Module):
         tokens = Tokens(*(torch.cat(pair, 1) for pair in zip(state.tokens, new, strict=True)))
         sees = tokens.there & (state.ask.now - tokens.time <= self.config.window * HOUR)
         x, keys, values = self._encode(new, sees[:, None], (state.keys, state.values))
-        context = state.context
-        found = self._look(state.ask, context[:, None], x, new, there[:, None], state.found)
+        found = self._look(state.ask, state.query, x, new, there[:, None], state.found)
         last = torch.where(there, x[:, 0], state.last)
-        return State(keys, values, tokens, last, context, state.ask, found)
+        return state._replace(keys=keys, values=values, tokens=tokens, last=last, found=found)
 
     # ---- learning -------------------------------------------------------------------------------------------------
 
@@ -211,10 +216,12 @@ class TransAct(nn.Module):
         """
         x, _, _ = self._encode(tokens, sees)
         context = self._context(ask.now, ask.surface)
-        found = self._look(ask, context, x, tokens, asked, self._begin(ask, context))
+        begun = self._begin(self._ask(ask, context))  # asked twice, as training hides other items each time
+        found = self._look(ask, self._ask(ask, context), x, tokens, asked, begun)
         order = torch.arange(1, asked.shape[2] + 1, device=x.device)
         newest = F.pad(asked * order, (1, 0)).amax(2)[..., None].expand(-1, -1, x.shape[2])
-        return self._judge(ask.item, stats, context, F.pad(x, (0, 0, 1, 0)).gather(1, newest), found)
+        own = self._own(ask.item, stats)
+        return self._judge(own, stats, context, F.pad(x, (0, 0, 1, 0)).gather(1, newest), found)
 
     # ---- the parts ------------------------------------------------------------------------------------------------
 
@@ -251,18 +258,18 @@ class TransAct(nn.Module):
         """(B, P, H, D / H) what candidates look for."""
         return (self.query(self._vector(ask.item)) + self.asking(context)).unflatten(-1, (self.config.heads, -1))
 
-    def _begin(self, ask, context) -> Found:
+    def _begin(self, query) -> Found:
         """What is found before any action: an empty one that is always there, so that nobody looks at nothing."""
         key, value = (x.view(self.config.heads, -1) for x in self.nobody)
-        top = (self._ask(ask, context) * key).sum(-1)
+        top = (query * key).sum(-1)
         total = value.expand(*top.shape, -1)
         return Found(top, torch.ones_like(top), total, top.new_zeros(*top.shape[:2], len(self.alike), 2))
 
-    def _look(self, ask, context, x, tokens, sees, so_far: Found) -> Found:
-        """What candidates have found once they have looked at these tokens too. sees: (B, P or 1, T)"""
+    def _look(self, ask, query, x, tokens, sees, so_far: Found) -> Found:
+        """What candidates have found once they have looked at these tokens too. query: see `_ask`.  sees: (B, P or 1, T)"""
         heads = self.config.heads
         key, value = self.key(x).unflatten(-1, (heads, -1)), self.value(x).unflatten(-1, (heads, -1))
-        score = torch.einsum("bphd,bthd->bpth", self._ask(ask, context), key) / key.shape[-1] ** 0.5
+        score = torch.einsum("bphd,bthd->bpth", query, key) / key.shape[-1] ** 0.5
         minutes = (ask.now[..., None] - tokens.time[:, None]).clamp_min(0) / 60_000
         score = score + self.age[(minutes + 1).log2().long().clamp_max(AGES - 1)]
         sums = []
@@ -289,12 +296,16 @@ class TransAct(nn.Module):
         for f in self.config.match:
             yield (mine[..., f, None] == theirs[:, None, :, f]) & (mine[..., f, None] > 0)
 
-    def _judge(self, items, stats, context, last, found: Found):
-        """(B, P) log-odds."""
+    def _own(self, items, stats):
+        """(B, P, inner) what the head makes of candidates themselves."""
+        return self.of_item(torch.cat([self._vector(items), stats], -1))
+
+    def _judge(self, own, stats, context, last, found: Found):
+        """(B, P) log-odds. own: see `_own`"""
         worth, count = found.sums.unbind(-1)
         sums = torch.cat([worth / (count + 1), count.log1p()], -1)
         seen = (found.total / found.weight[..., None]).flatten(2)
-        hidden = self.of_item(torch.cat([self._vector(items), stats], -1)) + self.of_sums(sums)
+        hidden = own + self.of_sums(sums)
         for layer, part in zip(self.of_rest, (context, last, self.drop(seen)), strict=True):
             hidden = hidden + layer(part)
         wide = self.wide(torch.cat([stats.expand(*sums.shape[:2], -1), sums], -1))

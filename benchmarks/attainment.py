@@ -1,0 +1,256 @@
+"""Floors in every slate: what was tried to keep more of what users consume, and why it costs nothing on shelves.
+
+    python benchmarks/attainment.py --work WORK --domain playlists --users 4000 --out benchmarks/results/cpu-2core/attainment.jsonl
+
+WORK is the folder that `benchmarks/evaluation.py --prepare` made. Everything is decoded for the same test users and
+judged at the same floor; `spdd tune` sees validation users alone. Each point is kept on disk, so a run goes on.
+
+The ideas, each a curve of its own:
+
+    pace, rate, first price, scale     settings `SPDD` has
+    price of traffic                   per="both": slates start at the price all traffic shares, the guard keeps the floor
+    row's own scale                    logits divided by their row's spread, so that a nat is worth the same to everyone
+    looking ahead                      of the best four, the item with the most likely pair of itself and its successor
+    order                              the default's items, sorted again: the objective's up or down at the same count
+    tuned                              what `spdd tune` finds on validation users; "consumption alone": its other rule, spare 0
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import evaluation
+import record
+from spdd.decode.decoder import Decoder
+from spdd.evaluate import grid
+from spdd.evaluate import tune as search
+from spdd.evaluate.bootstrap import draw_users, known, quotient
+from spdd.evaluate.metrics import Ratio, measure
+from spdd.evaluate.sweep import Bench, Point, read, sweep
+from spdd.evaluate.verdicts import ATTAINED
+
+FLOOR, SLOTS = evaluation.FLOOR, evaluation.SLOTS
+DEFAULT, TUNED, TUNED_ALONE = "SPDD by default", "SPDD tuned", "SPDD tuned, consumption alone"
+RIVALS = ("WA", "WA, relative", "SPDD as printed", "must-fill")
+WIDTH = 4  # items that are looked behind
+
+
+# ---- what is tried ------------------------------------------------------------------------------------------------
+
+
+def points() -> list[Point]:
+    share = FLOOR / SLOTS
+    found = [Point("greedy", {}, "greedy"), grid.aimed("must-fill", share, SLOTS, "must-fill")]
+    found += [grid.weighed("WA", p, "wa") for p in grid.PRICES]
+    found += [grid.weighed("WA, relative", p, "wa", scale="relative") for p in grid.PARTS[3:]]
+    found += [
+        grid.aimed("SPDD as printed", share, SLOTS, "spdd", **grid.PRINTED),
+        grid.aimed("SPDD as printed, relative", share, SLOTS, "spdd", **{**grid.PRINTED, "scale": "relative"}),
+        grid.aimed(DEFAULT, share, SLOTS, "spdd"),
+    ]
+    settings: dict[str, dict[str, Any]] = {
+        "pace remaining": {"pace": "remaining"},
+        "rate 0": {"rate": 0.0},
+        "rate 1": {"rate": 1.0},
+        "first price 0.1": {"start": 0.1},
+        "first price 0.6": {"start": 0.6},
+        "first price warm": {"start": "warm"},
+        "relative scale, first price 0.05": {"scale": "relative", "start": 0.05},
+        "relative scale, first price 0.1": {"scale": "relative", "start": 0.1},
+    }
+    found += [grid.aimed(name, share, SLOTS, "spdd", **some) for name, some in settings.items()]
+    found.append(grid.aimed("price of traffic", share, SLOTS, "spdd", per="both"))
+    found.append(grid.aimed("row's own scale", share, SLOTS, "row's own scale"))
+    found += [Point("looking ahead", {"part": part}, "looking ahead", {}, {"at_least": FLOOR}) for part in (0.3, 1.0)]
+    found += [
+        Point(f"order, {name}", {"shift": shift}, "order", {}, {"at_least": FLOOR})
+        for name, shift in (("objective last", -1e9), ("by relevance", 0.0), ("objective up 1", 1.0))
+    ]
+    return found
+
+
+def with_ideas(bench: Bench) -> Bench:
+    """The bench, which knows the decoders of this file too."""
+
+    def policy(point: Point) -> Callable[[Any], Any]:
+        if point.decoder not in IDEAS:
+            return bench.policy(point)
+        decoder = grid.decoder_of(point._replace(decoder="spdd"), bench.domain.value, SLOTS)
+        return lambda batch: IDEAS[point.decoder](decoder, batch, bench.domain.value, point.knob)
+
+    return bench._replace(policy=policy)
+
+
+class Chosen(NamedTuple):
+    """As much of a slate as a sweep looks at."""
+
+    items: torch.Tensor
+
+
+class RowScaled:
+    """A model whose logits are measured in the spread of each row's own plain slate (times its mean over rows)."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def start(self, histories):
+        state = self.model.start(histories)
+        best = self.model.logits(state).double().topk(SLOTS + 1, 1).values
+        spread = (best[:, 0] - best[:, -1]).clamp_min(1e-6)
+        return state, (spread / spread.mean())[:, None]
+
+    def logits(self, state):
+        return self.model.logits(state[0]).double() / state[1]
+
+    def advance(self, state, items):
+        return self.model.advance(state[0], items), state[1]
+
+
+def row_scaled(decoder: Decoder, batch, value, knob):
+    return decoder.generate(RowScaled(batch.model), batch.histories, exclude=batch.exclude)
+
+
+@torch.no_grad()
+def looking_ahead(decoder: Decoder, batch, value, knob) -> Chosen:
+    """Slot by slot the best of `WIDTH` priced items, each with its log-probability and a part of its best successor's.
+
+    The price moves and the floor is forced as in the default; a floor on 0/1 values needs no more than counting.
+    """
+    model, worth = batch.model, torch.as_tensor(value, dtype=torch.float64)
+    state = model.start(batch.histories)
+    logits = model.logits(state).double()
+    open_ = _open(decoder, batch, logits)
+    rows, chosen = torch.arange(len(logits)), []
+    gained = torch.zeros(len(logits), dtype=torch.float64)
+    for slot in range(SLOTS):
+        price = 0.3 * torch.exp(-0.3 * (gained - slot * FLOOR / SLOTS))
+        forced = (FLOOR - gained >= SLOTS - slot)[:, None] & (worth <= 0)
+        chance = logits.masked_fill(~open_, -torch.inf).log_softmax(1)
+        scores = (chance + price[:, None] * worth).masked_fill(forced, -torch.inf)
+        best, items = scores.topk(WIDTH, 1)
+        if slot + 1 < SLOTS:
+            for n in range(WIDTH):
+                after = model.logits(model.advance(copy.deepcopy(state), items[:, n])).double()
+                still = open_.clone()
+                still[rows, items[:, n]] = False
+                next_ = after.masked_fill(~still, -torch.inf).log_softmax(1).amax(1)
+                best[:, n] += knob["part"] * next_
+        taken = items[rows, best.argmax(1)]
+        chosen.append(taken)
+        gained += worth[taken]
+        open_[rows, taken] = False
+        if slot + 1 < SLOTS:
+            state = model.advance(state, taken)
+            logits = model.logits(state).double()
+    return Chosen(torch.stack(chosen, 1))
+
+
+@torch.no_grad()
+def ordered(decoder: Decoder, batch, value, knob) -> Chosen:
+    """The default's items, by what the model said of them before the first slot and a shift of the objective's."""
+    items = decoder.generate(batch.model, batch.histories, exclude=batch.exclude).items
+    first = batch.model.logits(batch.model.start(batch.histories)).double()
+    scores = first.gather(1, items.clamp_min(0)) + knob["shift"] * torch.as_tensor(value)[items.clamp_min(0)]
+    order = scores.masked_fill(items < 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    return Chosen(items.gather(1, order))
+
+
+IDEAS: dict[str, Callable[..., Any]] = {
+    "row's own scale": row_scaled,
+    "looking ahead": looking_ahead,
+    "order": ordered,
+}
+
+
+def _open(decoder: Decoder, batch, logits) -> torch.Tensor:
+    from spdd.decode.arrays import eligible_items
+
+    found = eligible_items(batch.exclude, batch.histories, logits)
+    return torch.ones_like(logits, dtype=torch.bool) if found is None else found.clone()
+
+
+# ---- running it ---------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = record.parser(__doc__)
+    options.add_argument("--work", type=pathlib.Path, help="the folder `evaluation.py --prepare` made")
+    options.add_argument("--domain", action="append", choices=tuple(evaluation.CASES))
+    options.add_argument("--users", type=int, help="test users; all when left out")
+    options.add_argument("--tuned-on", type=int, default=2000, help="validation users")
+    options.add_argument("--trials", type=int, default=16)
+    args = options.parse_args()
+    if not args.work:
+        options.error("--work is missing: name the folder that evaluation.py --prepare made")
+    for name in args.domain or evaluation.CASES:
+        folder = args.work / name / f"attainment-{args.users or 'all'}"
+        tuned = chosen(name, args, args.work / name / f"search-{args.tuned_on}")
+        bench = with_ideas(evaluation.bench(name, args.work, args.users))
+        done = 0
+
+        def told(points_done: int, name: str = name) -> None:
+            nonlocal done
+            done += points_done
+            print(f"{name}: {done} points", flush=True)
+
+        sweep(lambda bench=bench: bench, [*points(), *tuned], folder / "sweep", progress=told)
+        about = record.origin("attainment", args)
+        about["settings"] = {"floor": FLOOR, "slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials}
+        record.write(about, [{"domain": name, **x} for x in lines(folder / "sweep")], args.out)
+
+
+def chosen(name: str, args, folder: pathlib.Path) -> list[Point]:
+    """What `spdd tune` takes on validation users, by its own rule and by consumption alone."""
+    bench = evaluation.bench(name, args.work, args.tuned_on, "validation")
+    found = search.tune(bench, folder, view="slate", trials=args.trials, seed=args.seed)
+    taken = [search.choose(found.trials, spare) for spare in (0.01, 0.0)]
+    return [
+        trial.point._replace(curve=curve, knob={**trial.point.knob, "spare": spare})
+        for trial, curve, spare in zip(taken, (TUNED, TUNED_ALONE), (0.01, 0.0), strict=True)
+        if trial is not None
+    ]
+
+
+def lines(folder: pathlib.Path) -> list[dict]:
+    """Every point with its metrics, its consumption and objective over the keepers', and what a slot with the objective is worth."""
+    swept = read(folder)
+    drawn = draw_users(swept.about["users"])
+    ratios = {r["key"]: measure(swept.outcome(r), swept.truth, FLOOR) for r in swept.records}
+    keepers = {}
+    for curve in (*RIVALS, DEFAULT):
+        able = [r for r in swept.records if r["curve"] == curve and r["metrics"]["attained"] >= ATTAINED]
+        if able:
+            keepers[curve] = max(able, key=lambda r: r["metrics"]["ndcg"])["key"]
+    found = [{"part": "users", "users": swept.about["users"], **swept.about["about"]}]
+    for r in swept.records:
+        own = ratios[r["key"]]
+        others = {curve: key for curve, key in keepers.items() if key != r["key"]}
+        hit = {n: known(x, drawn) for n, x in worth(swept.outcome(r)).items()}
+        found.append({
+            "part": "tried", "curve": r["curve"], "knob": r["knob"], "decoder": r["decoder"], "settings": r["settings"],
+            "keeper": r["key"] in keepers.values(),
+            **{m: list(known(own[m], drawn)) for m in ("ndcg", "objective_ndcg", "share", "attained")},
+            "kept": {c: list(quotient(own["ndcg"], ratios[k]["ndcg"], drawn)) for c, k in others.items()},
+            "more": {c: list(quotient(own["objective_ndcg"], ratios[k]["objective_ndcg"], drawn)) for c, k in others.items()},
+            "taken": {n: list(x) for n, x in hit.items()},
+        })  # fmt: skip
+    return found
+
+
+def worth(outcome) -> dict[str, Ratio]:
+    """How many of the slots with an item of the objective were consumed, and of the others."""
+    wanted = outcome.filled & (outcome.value > 0)
+    other = outcome.filled & (outcome.value <= 0)
+    return {
+        name: Ratio((outcome.hit & which).sum(-1).astype(float), which.sum(-1).astype(float))
+        for name, which in (("objective", wanted), ("other", other))
+    }
+
+
+if __name__ == "__main__":
+    main()
