@@ -52,6 +52,9 @@ class Forgetful:
     def logits(self, state):
         return self.model.logits(state[1])
 
+    def hidden(self, state):
+        return self.model.hidden(state[1])
+
     def advance(self, state, token):
         return self.start(self.longer(state[0], token))
 

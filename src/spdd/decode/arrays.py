@@ -114,6 +114,18 @@ class SlateValue:
 
 def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | None:
     """(R, M) bool, False for excluded items; None where nothing is excluded."""
+    given = excluded_items(exclude, histories, logits)
+    if given is None:
+        return None
+    rows, count = logits.shape
+    if given.dtype == torch.bool:
+        return (~given).expand(rows, count)
+    used = torch.zeros(rows, count + 1, dtype=torch.bool, device=logits.device)
+    return ~used.scatter(1, given.remainder(count + 1), True)[:, :count]
+
+
+def excluded_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | None:
+    """What was said of items a row must not get: bool (M,) or (R, M), or item numbers (R, L) where -1 pads; None for nothing."""
     if exclude is None:
         return None
     rows, count = logits.shape
@@ -132,7 +144,7 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         mask = torch.as_tensor(exclude, device=logits.device)
         if mask.shape not in ((count,), (rows, count)):
             raise ValueError(f"`exclude` must have shape ({count},) or ({rows}, {count}), got {tuple(mask.shape)}.")
-        return (~mask).expand(rows, count)
+        return mask
     items = _item_lists(exclude)
     if items is None:
         raise TypeError("`exclude` must be a bool mask, or one list of item numbers per row.")
@@ -143,8 +155,7 @@ def eligible_items(exclude: Any, histories: Any, logits: Tensor) -> Tensor | Non
         raise ValueError(
             f"`exclude` must name items from 0 to {count - 1} (-1 pads short lists), got {int(items.min())} to {int(items.max())}."
         )
-    used = torch.zeros(rows, count + 1, dtype=torch.bool, device=logits.device)
-    return ~used.scatter(1, items.remainder(count + 1), True)[:, :count]
+    return items
 
 
 def _item_lists(given: Any) -> Tensor | None:

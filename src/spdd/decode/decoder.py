@@ -15,15 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import Groups, group_items, grouped_topk
+from ..kernels import Barred, Groups, group_items, grouped_topk
 from ..objective import TOLERANCE, Objective, check_objectives
 from ..relevance import check_scale, normaliser, relevance
 from ..slate import Slate, Status, Trace
-from . import primal_dual
-from .arrays import SlateValue, all_finite, check_logits, eligible_items, later_logits, row_numbers, sampling_of
+from . import primal_dual, products
+from .arrays import (
+    SlateValue,
+    all_finite,
+    check_logits,
+    eligible_items,
+    excluded_items,
+    later_logits,
+    row_numbers,
+    sampling_of,
+)  # fmt: skip
 from .guard import Reach, find_witness, slack_of
 from .polish import LONGEST, polish
 from .primal_dual import Problem, Promises, State, linear
+from .products import Source, product_of
 from .proposals import Proposals, Proposer, placeholder, proposes, wanted
 from .search import Model, Steps, View, run
 from .walk import walk_groups
@@ -65,6 +75,7 @@ class Decoder:
         self.objectives = check_objectives(self.objectives, self.slots)
         check_scale(self.scale)
         self._kept: dict[Any, Any] = {}  # values and their groups per device, computed once
+        self._measure: products.Measure | None = None  # of the table served last
 
     # ---- what callers use ----------------------------------------------------------------------------------
 
@@ -94,6 +105,8 @@ class Decoder:
 
         model:     `start(histories) -> state`, `logits(state) -> (R, M)`, `advance(state, items) -> state`; a model
                    that has `propose` instead of `logits` is asked for its best items only, see `decode.proposals`
+                   one that also has `hidden(state) -> (R, D)` and `table -> (M, D)`, whose product the logits are, is
+                   decoded without writing them where the catalogue is large and values are few, see `decode.products`
         histories: whatever the model starts from
         exclude:   as for `rerank`, or "seen": no item of the row's own history
         The rest is as for `rerank`.
@@ -104,14 +117,21 @@ class Decoder:
                     f"`model` must have a function '{name}'; {type(model).__name__} has none. "
                     "Wrap a plain function of item sequences with spdd.FromCallable(function)."
                 )
+        trace = self.trace if trace is None else trace
         state = model.start(histories)
-        if proposes(model):
-            logits = placeholder(model, histories)
+        source = None
+        if temperature is None and not proposes(model):
+            source = self._source(model, state, exclude, histories)
+        if source is not None:
+            slate = self._unwritten(model, source, histories, trace)
         else:
-            logits = check_logits(cast(Model, model).logits(state), "what `model.logits` returned")
-        eligible = eligible_items(exclude, histories, logits)
-        sampling = sampling_of(temperature, top_p, seed, logits)
-        slate = self._autoregressive(model, state, logits, eligible, sampling, self.trace if trace is None else trace)
+            if proposes(model):
+                logits = placeholder(model, histories)
+            else:
+                logits = check_logits(cast(Model, model).logits(state), "what `model.logits` returned")
+            eligible = eligible_items(exclude, histories, logits)
+            sampling = sampling_of(temperature, top_p, seed, logits)
+            slate = self._autoregressive(model, state, logits, eligible, sampling, trace)
         slate = _widened(slate, self.slots)
         return slate.numpy() if isinstance(histories, np.ndarray) else slate
 
@@ -149,7 +169,7 @@ class Decoder:
         """Called with every batch of slates before it is handed out."""
         return slate
 
-    # ---- two ways to run -----------------------------------------------------------------------------------
+    # ---- ways to run ---------------------------------------------------------------------------------------
 
     def _static(self, logits, eligible, sampling, trace) -> Slate:
         value, groups = self._values(logits)
@@ -224,6 +244,49 @@ class Decoder:
                 "`model.logits` returned nan or infinite scores after its first step. Check the model's `advance`."
             )
         return self._pack(problem, reach, state, steps)
+
+    def _source(self, model, model_state, exclude, histories) -> Source | None:
+        """Where scores come from that need not be written, or None where all of them must be."""
+        scores = product_of(model, model_state)
+        if scores is None or type(self)._autoregressive is not Decoder._autoregressive:
+            return None
+        rows, count = len(scores.hidden), len(scores.table)
+        if rows * count < products.WORTH:
+            return None
+        like = scores.hidden.new_zeros(()).expand(rows, count)  # the shape of the scores, without their memory
+        given = excluded_items(exclude, histories, like)
+        _, groups = self._values(like)
+        if (
+            groups is None
+            or 2 * len(groups.level) > count
+            or (given is not None and given.shape == like.shape and given.dtype == torch.bool)
+        ):
+            return None
+        barred = Barred() if given is None else Barred(eligible=~given) if given.dtype == torch.bool else Barred(given)
+        return Source(model_state, scores, barred, groups, self.scale)
+
+    def _unwritten(self, model, source: Source, histories, trace) -> Slate:
+        """As `_autoregressive`, without scores of all items."""
+        scores, self._measure = products.measured(source.scores, self._measure)
+        source = source._replace(scores=scores)
+        view = products.first_view(source, self.slots)
+        problem, reach, begun = self._begin(source.groups.level.T[:, None], None, view)
+        at_once = not source.scores.hidden.is_cuda
+        walk = getattr(model, "walk", products.walk)
+        went = walk(problem, begun, model, source, trace, at_once)
+        finite, sure = torch.stack(
+            [went.finite, went.sure]
+        ).tolist()  # the first time since slot one that the host asks
+        if finite and not sure:
+            # Rare, and known only now: once more from the start, every choice settled before the next.
+            again = source._replace(state=model.start(histories))
+            went = products.walk(problem, begun, model, again, trace, True)
+            finite = bool(went.finite)
+        if not finite:
+            raise ValueError(
+                "`model.hidden` returned nan or infinite numbers after its first step. Check the model's `advance`."
+            )
+        return self._pack(problem, reach, went.state, went.steps)
 
     def _proposed(self, model, model_state, like, eligible, sampling, trace) -> Slate:
         """As `_autoregressive`, from a model that finds its best items itself. like: (R, M) of the scores' shape."""

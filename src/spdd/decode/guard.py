@@ -33,7 +33,7 @@ PATIENCE = 60.0
 class Guard(NamedTuple):
     """What the guard promises and the slate that proves it possible. W witness items, C' guarded objectives.
 
-    columns:  which objectives are guarded
+    columns:  which objectives are guarded: a slice, or a tensor of their numbers where they are not consecutive
     kind:     "floor" or "cap" where that is all there is, for which the swap test is one comparison; else "several"
     floor, cap: (R, C') targets it keeps, relaxed to what can be reached; -inf / inf where there is none
     low, high: (R, C') the same with room for rounding
@@ -41,7 +41,7 @@ class Guard(NamedTuple):
     value:    (C', R, W) what each witness item gives
     """
 
-    columns: slice | list[int]
+    columns: slice | Tensor
     kind: str
     floor: Tensor
     cap: Tensor
@@ -82,7 +82,7 @@ def find_witness(
     filled = eligible.gather(1, place)
     floor, cap = torch.minimum(floor, total), torch.maximum(cap, total)
     guard = Guard(
-        _run(columns),
+        _run(columns, value.device),
         kind,
         floor,
         cap,
@@ -144,10 +144,10 @@ def slack_of(target: Tensor) -> Tensor:
 # ---- finding the witness --------------------------------------------------------------------------------
 
 
-def _run(columns: list[int]) -> slice | list[int]:
-    """The columns as a slice where they are consecutive: taking them is then free."""
+def _run(columns: list[int], device) -> slice | Tensor:
+    """The columns as a slice where they are consecutive: taking them is then free. A list would be sent over in every slot."""
     first, last = columns[0], columns[-1] + 1
-    return slice(first, last) if list(columns) == list(range(first, last)) else list(columns)
+    return slice(first, last) if list(columns) == list(range(first, last)) else torch.tensor(columns, device=device)
 
 
 def _kind(floor: Tensor, cap: Tensor) -> str:

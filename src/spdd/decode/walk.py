@@ -50,7 +50,9 @@ def _walk_fast(problem, state, worth, items, width):
     promises, guard = problem.promises, problem.guard
     witness = None
     if guard is not None:
-        column = range(len(problem.value))[guard.columns][0] if isinstance(guard.columns, slice) else guard.columns[0]
+        column = (
+            range(len(problem.value))[guard.columns][0] if isinstance(guard.columns, slice) else int(guard.columns[0])
+        )
         target = guard.low if guard.kind == "floor" else guard.high
         witness = cpu.Witness(column, 1 if guard.kind == "floor" else -1, target[:, 0], guard.value[0], guard.items)
     prices = cpu.Prices(

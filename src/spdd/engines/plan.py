@@ -99,7 +99,8 @@ class Plan:
         witness, gives = np.full((rows, 0), -1), np.zeros((rows, 0, count))
         column = 0
         if guard is not None:
-            kept = range(len(decoder.objectives))[guard.columns] if isinstance(guard.columns, slice) else guard.columns
+            every = range(len(decoder.objectives))
+            kept = every[guard.columns] if isinstance(guard.columns, slice) else guard.columns.tolist()
             for g, objective in enumerate(kept):
                 column = self.columns[objective]
                 for name, found in (

@@ -13,7 +13,7 @@ import torch
 import triton  # pyrefly: ignore
 import triton.language as tl  # pyrefly: ignore
 
-from .reference import Barred, Groups, Product
+from .reference import Barred, Groups, Product, columns
 from .stream import Found, Lists
 
 
@@ -58,8 +58,7 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
     )  # fmt: skip
     parts = [_of_group(g, best[g], scores, member, lists, k, size, setting.items) for g, size in enumerate(groups.size)]
     found, items = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-    widths = torch.tensor([part[0].shape[1] for part in parts], device=device)
-    group = torch.arange(levels, device=device).repeat_interleave(widths)
+    group = columns([part[0].shape[1] for part in parts], device)
     masses = torch.logsumexp(top.double() + total.double().log(), 0)[:, None] if mass else None
     return Found(found, items, group, masses)
 
@@ -89,9 +88,9 @@ def _by_tile(lists: Lists, width: int, tiles: int):
     rows, most = lists.items.shape
     device = lists.items.device
     item, order = lists.items.flatten().sort()
-    row = (torch.arange(rows, device=device).repeat_interleave(most))[order].int()
+    row = torch.arange(rows, device=device)[:, None].expand(rows, most).flatten()[order].int()
     starts = torch.arange(tiles + 1, device=device) * width
-    gone = lists.gone.to(device).flatten()[order].int()
+    gone = lists.gone.flatten()[order].int()
     one = item.new_zeros(1)  # never an empty tensor: its address is no address
     return (
         torch.cat([row, one.int()]), torch.cat([item, one]), torch.cat([gone, one.int()]),

@@ -111,17 +111,17 @@ def error_of(scores: Tensor | Product) -> Tensor | float:
     return (scores.hidden.shape[1] + 2) * unit * size
 
 
-def longest(scores: Product) -> float:
-    """The largest norm of a row of the table."""
+def longest(scores: Product) -> Tensor | float:
+    """() the largest norm of a row of the table, nan where the table has one. Nothing waits for the device."""
     if scores.longest is not None:
         return scores.longest
-    most = 0.0
+    most = []
     for first in range(0, len(scores.table), 1 << 18):
         norm = scores.table[first : first + (1 << 18)].float().norm(dim=1)
         if scores.row_scale is not None:
             norm = norm * scores.row_scale[first : first + (1 << 18)].abs()
-        most = max(most, norm.max().item())
-    return most * (1 + 1e-4)  # the norms' own rounding
+        most.append(norm.amax())
+    return torch.stack(most).amax().double() * (1 + 1e-4)  # the norms' own rounding
 
 
 def logits_at(scores: Tensor | Product, items: Tensor) -> Tensor:
@@ -135,39 +135,107 @@ def logits_at(scores: Tensor | Product, items: Tensor) -> Tensor:
 
 def _by_group(scores, groups: Groups, price, k, scale, barred):
     """Items, scores and logits (R, k), the norm (R, 1), and which rows are proven (R,)."""
-    exact = isinstance(scores, Tensor)
-    mass = scale in ("probability", "log_probability")
-    found = group_topk(scores, groups, k if exact else k + SPARE, barred, mass)
-    there = found.items >= 0
-    if exact:
-        logits, sure = found.logit.double(), torch.ones(len(price), dtype=torch.bool, device=price.device)
-    else:
-        logits = logits_at(scores, found.items).masked_fill(~there, -torch.inf)
-        sure = _held(found, logits, groups, k, error_of(scores))
-    norm = found.mass if mass else _largest(scores, logits, barred) if scale == "relative" else None
-    total = relevance(scale, logits, norm)
-    level = groups.level[found.group].to(total.device)  # (N, C)
-    for c, worth in enumerate(level.T):
+    best = group_best(scores, groups, k, scale=scale, barred=barred, settle=False)
+    total = relevance(scale, best.logit, best.norm)
+    for c, worth in enumerate(groups.level.index_select(0, best.group).T):
         total = total + price[:, c : c + 1] * worth
-    total = total.masked_fill(~there, -torch.inf)
-    items, total, logits = _ordered(found.items, total, logits, k)
-    if mass:
-        sure = sure & told_apart(total, logits, norm, scale, MASS_ERROR + error_of(scores), k)
-    return (items[:, :k], total[:, :k], logits[:, :k]), norm, sure
+    total = total.masked_fill(best.items < 0, -torch.inf)
+    items, total, logits = _ordered(best.items, total, best.logit, k)
+    sure = best.sure
+    if scale in ("probability", "log_probability"):
+        sure = sure & told_apart(total, logits, best.norm, scale, MASS_ERROR + error_of(scores), k)
+    return (items[:, :k], total[:, :k], logits[:, :k]), best.norm, sure
 
 
-def _held(found, logits, groups, k, error):
-    """(R,) whether the k best of every group are surely among those that were kept of it."""
+class Best(NamedTuple):
+    """The best items of every group, its best first. N: k columns for each group, fewer where it is smaller.
+
+    logit: (R, N) float64, -inf where there is no item.  items: (R, N), -1 there.  group: (N,)
+    norm:  (R, 1) what the scale takes off the logits, or None
+    sure:  (R,) whether nothing that was left out can be better than what is here
+    """
+
+    logit: Tensor
+    items: Tensor
+    group: Tensor
+    norm: Tensor | None
+    sure: Tensor
+
+
+def group_best(
+    scores: Tensor | Product, groups: Groups, k: int, *, scale: str, barred: Barred, settle: bool = True
+) -> Best:
+    """The k best items of every value group, whatever the prices will be. Equal ones: the lower item number first.
+
+    settle: rows that are not sure are done again by the definition. Without it nothing waits for the device.
+    """
+    exact = isinstance(scores, Tensor)
+    found = group_topk(scores, groups, k if exact else k + SPARE, barred, scale in ("probability", "log_probability"))
+    depth = [min(k if exact else k + SPARE, size) for size in groups.size]
+    short = [min(k, size) for size in groups.size]
+    if exact:
+        logits, items = found.logit.double(), found.items
+        sure = torch.ones(len(items), dtype=torch.bool, device=items.device)
+    else:
+        logits = logits_at(scores, found.items).masked_fill(found.items < 0, -torch.inf)
+        last = found.logit.double().split(depth, 1)
+        logits, items = _in_order(logits, found.items, depth)
+        sure = _held(logits, last, groups.size, k, error_of(scores))
+        logits, items = (torch.cat([x[:, g, :n] for g, n in enumerate(short)], 1) for x in (logits, items))
+    norm = _largest(scores, logits, barred) if scale == "relative" else found.mass
+    best = Best(logits, items, reference.columns(short, logits.device), norm, sure)
+    return _settled(best, scores, groups, k, scale, barred) if settle else best
+
+
+def _in_order(logits, items, depth):
+    """(R, G, n) logits and items by group, best first, equal ones by item number; -inf and -1 where a group is smaller."""
+    wide = max(depth)
+    logits, items = (
+        torch.stack([torch.nn.functional.pad(part, (0, wide - part.shape[1]), value=filler) for part in x.split(depth, 1)], 1)
+        for x, filler in ((logits, -torch.inf), (items, -1))
+    )  # fmt: skip
+    order = items.argsort(dim=2)
+    order = order.gather(2, logits.gather(2, order).sort(dim=2, descending=True, stable=True).indices)
+    return logits.gather(2, order), items.gather(2, order)
+
+
+def _held(logits, last, sizes, k, error):
+    """(R,) whether the k best of every group are surely among those that were kept of it.
+
+    logits: (R, G, n) float64.  last: the pass's own logits of each group, of which nothing that was dropped is above the last
+    """
     sure = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-    for g, size in enumerate(groups.size):
-        mine = found.group == g
-        kept = int(mine.sum())
-        if kept == size:
-            continue
-        last = found.logit[:, mine][:, -1:].double()  # nothing that was dropped came out above it
-        least = logits[:, mine].sort(dim=1, descending=True).values[:, k - 1 : k]
-        sure &= ((last + 2 * error < least) | (last == -torch.inf))[:, 0]
+    for g, size in enumerate(sizes):
+        if last[g].shape[1] < size:
+            least, bar = logits[:, g, k - 1 : k], last[g][:, -1:]
+            sure &= ((bar + 2 * error < least) | (bar == -torch.inf))[:, 0]
     return sure
+
+
+def _settled(best: Best, scores, groups, k, scale, barred) -> Best:
+    """The same with rows that were not sure from all their scores, a few at a time."""
+    for part in _few((~best.sure).nonzero()[:, 0], len(groups.member)):
+        mine, lists = rows_of(scores, barred, part)
+        logits = reference.exact_logits(mine)
+        inside, open_ = reference.allowed(lists, len(logits), logits.shape[1], logits.device)
+        exact, items, _ = reference.grouped_topk(logits, groups, k, open_)
+        best = best._replace(logit=best.logit.index_copy(0, part, exact), items=best.items.index_copy(0, part, items))
+        if best.norm is not None:
+            norm = cast(Tensor, reference.exact_norm(scale, logits, inside))
+            best = best._replace(norm=best.norm.index_copy(0, part, norm))
+    return best._replace(sure=torch.ones_like(best.sure))
+
+
+def rows_of(scores: Tensor | Product, barred: Barred, rows: Tensor) -> tuple[Tensor | Product, Barred]:
+    """These rows alone."""
+    mine = scores[rows] if isinstance(scores, Tensor) else scores._replace(hidden=scores.hidden[rows])
+    seen, used = (None if x is None else x[rows] for x in barred[:2])
+    return mine, Barred(seen, used, barred.eligible)
+
+
+def _few(rows: Tensor, count: int):
+    """Rows in parts whose scores fit the memory for a while."""
+    return rows.split(max(1, (1 << 24) // count)) if len(rows) else ()
 
 
 def _largest(scores, logits, barred):
@@ -175,7 +243,7 @@ def _largest(scores, logits, barred):
     top = logits.amax(1, keepdim=True)
     if barred.used is not None and barred.used.shape[1]:
         items, gone = Lists.of(barred, *shape(scores), logits.device)
-        there = ~gone.to(items.device) & (items < shape(scores)[1])
+        there = ~gone & (items < shape(scores)[1])
         used = items.where(there, 0)
         if barred.eligible is not None:
             there &= barred.eligible[used]
@@ -210,15 +278,8 @@ def told_apart(total, logits, norm, scale, error, k: int) -> Tensor:
 
 def _proven(found: Choice, open_: Tensor, scores, value, price, k, scale, barred) -> Choice:
     """The choice with its open rows settled by the definition, a few at a time."""
-    rows = open_.nonzero()[:, 0]
-    if not len(rows):
-        return found
-    few = max(1, (1 << 24) // value.shape[1])
-    for part in rows.split(few):
-        mine = scores[part] if isinstance(scores, Tensor) else scores._replace(hidden=scores.hidden[part])
-        lists = barred._replace(
-            **{n: x[part] for n, x in zip(barred._fields[:2], barred[:2], strict=True) if x is not None}
-        )
+    for part in _few(open_.nonzero()[:, 0], value.shape[1]):
+        mine, lists = rows_of(scores, barred, part)
         exact = reference.priced_topk(mine, value, price[part], k, scale, lists)
         found = Choice(
             found.items.index_copy(0, part, exact.items),

@@ -23,13 +23,13 @@ class Product(NamedTuple):
     """Scores that are not written down: (hidden @ table.T) · row_scale.
 
     hidden: (R, D).  table: (M, D) of any float type, or int8.  row_scale: (M,) or None, what a row of an int8 table is worth
-    longest: the largest norm of a row of the table; found when it is not given, at the cost of one more read
+    longest: () the largest norm of a row of the table; found when it is not given, at the cost of one more read
     """
 
     hidden: Tensor
     table: Tensor
     row_scale: Tensor | None = None
-    longest: float | None = None
+    longest: Tensor | float | None = None
 
 
 class Barred(NamedTuple):
@@ -186,9 +186,18 @@ def grouped_topk(
         for i, part in enumerate(logits.split(rows))
     ]
     best, items = (torch.cat(x) for x in zip(*parts, strict=True))
-    widths = torch.tensor([min(k, BLOCK * (end - start)) for start, end in _spans(groups)], device=logits.device)
-    group = torch.arange(len(widths), device=logits.device).repeat_interleave(widths)
+    group = columns([min(k, BLOCK * (end - start)) for start, end in _spans(groups)], logits.device)
     return best, items.masked_fill(best == -torch.inf, -1), group.expand_as(items)
+
+
+def columns(depth, device) -> Tensor:
+    """(N,) the group of each column, where group g has `depth[g]` of them. Filled there: a list sent over would stall a
+    GPU, and `repeat_interleave` wakes torch's threads on a CPU.
+
+    >>> columns([2, 1], "cpu")
+    tensor([0, 0, 1])
+    """
+    return torch.cat([torch.full((width,), g, device=device) for g, width in enumerate(depth)])
 
 
 def _grouped_topk(logits, groups, k, eligible):

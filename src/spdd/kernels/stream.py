@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .pool import in_parts
-from .reference import Barred, Groups, Product, _best
+from .reference import Barred, Groups, Product, _best, columns
 
 PIECE = 1 << 19  # scores at hand: 2 MB of float32
+PIECE_THERE = 1 << 25  # on a device that has no cache to stay in, but a start-up time for every operation
 
 
 class Found(NamedTuple):
@@ -42,8 +43,7 @@ def group_topk(scores: Tensor | Product, groups: Groups, k: int, barred: Barred,
             return gpu.group_topk(scores, groups, k, barred, mass)
     depth = [min(k, size) for size in groups.size]
     device = scores.device if isinstance(scores, Tensor) else scores.table.device
-    # Not `repeat_interleave`: on a CPU it wakes torch's threads for a handful of numbers, and they then spin where ours work.
-    group = torch.tensor([g for g, kept in enumerate(depth) for _ in range(kept)], device=device)
+    group = columns(depth, device)
     member = groups.member
     if barred.eligible is not None:
         member = member.masked_fill(~barred.eligible, len(depth))  # a group of its own that nothing is kept of
@@ -95,7 +95,8 @@ def pieces(scores: Tensor | Product, first: int, end: int, multiple: int = 64):
     Logits that need no conversion come as they lie, not to be written to. Memory of the rest is used for the next piece.
     """
     kind, (rows, _) = dtype_of(scores), shape(scores)
-    step = max(1, PIECE // max(1, rows) // multiple) * multiple
+    device = scores.device if isinstance(scores, Tensor) else scores.table.device
+    step = max(1, (PIECE if device.type == "cpu" else PIECE_THERE) // max(1, rows) // multiple) * multiple
     if isinstance(scores, Tensor):
         for at in range(first, end, step):
             yield at, scores[:, at : min(at + step, end)].to(kind)
@@ -121,20 +122,28 @@ class Lists(NamedTuple):
     def of(cls, barred: Barred, rows: int, count: int, device) -> Lists:
         parts = [x.long() for x in (barred.seen, barred.used) if x is not None]
         if not parts:
-            return cls(torch.empty(rows, 0, dtype=torch.int64, device=device), torch.empty(rows, 0, dtype=torch.bool))
+            empty = torch.empty(rows, 0, dtype=torch.int64, device=device)
+            return cls(empty, empty.bool())
         items = torch.cat(parts, 1)
-        gone = torch.zeros_like(items, dtype=torch.bool)
-        if barred.seen is not None:
-            gone[:, : barred.seen.shape[1]] = True
+        first = 0 if barred.seen is None else barred.seen.shape[1]
+        gone = (torch.arange(items.shape[1], device=device) < first).expand(rows, -1)
         items = items.masked_fill(items < 0, count)
         # An item in both lists is not there: seen comes first among equals, and the second is struck out.
         order = items.argsort(dim=1, stable=True)
         items, gone = items.gather(1, order), gone.gather(1, order)
-        again = torch.zeros_like(gone)
-        again[:, 1:] = items[:, 1:] == items[:, :-1]
+        again = torch.nn.functional.pad(items[:, 1:] == items[:, :-1], (1, 0), value=False)
         items = items.masked_fill(again, count)
         order = items.argsort(dim=1, stable=True)
         return cls(items.gather(1, order).contiguous(), gone.gather(1, order).contiguous())
+
+
+def struck(items: Tensor, there: Tensor, first: int, count: int) -> Tensor:
+    """(R, count) True where a piece that begins with item `first` holds one of these. items, there: (R, L)
+
+    Not by their places, which only the host could count.
+    """
+    place = (items - first).masked_fill(~there, count)
+    return torch.zeros(len(items), count + 1, dtype=torch.bool, device=items.device).scatter(1, place, True)[:, :count]
 
 
 class TorchStream:
@@ -150,19 +159,16 @@ class TorchStream:
         self.total = torch.full((rows, 1), -torch.inf, dtype=torch.float64, device=device) if mass else None
 
     def feed(self, scores: Tensor, first: int, member: Tensor) -> None:
-        count = scores.shape[1]
-        row, column = ((self.lists.items >= first) & (self.lists.items < first + count)).nonzero(as_tuple=True)
-        place, gone = self.lists.items[row, column] - first, self.lists.gone.to(row.device)[row, column]
+        here = (self.lists.items >= first) & (self.lists.items < first + scores.shape[1])
         if self.total is not None:
-            inside = scores.masked_fill(member == len(self.depth), -torch.inf)
-            inside[row[gone], place[gone]] = -torch.inf
+            gone = struck(self.lists.items, here & self.lists.gone, first, scores.shape[1])
+            inside = scores.masked_fill((member == len(self.depth)) | gone, -torch.inf)
             top = inside.amax(1, keepdim=True)
             safe = top.clamp_min(torch.finfo(top.dtype).min)
-            here = safe.double() + (inside - safe).exp_().sum(1, keepdim=True, dtype=torch.float64).log()
-            self.total = torch.logaddexp(self.total, here.masked_fill(top == -torch.inf, -torch.inf))
-        if len(row):
-            scores = scores.clone()
-            scores[row, place] = -torch.inf
+            mass = safe.double() + (inside - safe).exp_().sum(1, keepdim=True, dtype=torch.float64).log()
+            self.total = torch.logaddexp(self.total, mass.masked_fill(top == -torch.inf, -torch.inf))
+        if self.lists.items.shape[1]:
+            scores = scores.masked_fill(struck(self.lists.items, here, first, scores.shape[1]), -torch.inf)
         for g, k in enumerate(self.depth):
             mine = scores.masked_fill(member != g, -torch.inf)
             at = _best(mine, k)

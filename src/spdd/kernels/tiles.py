@@ -52,7 +52,7 @@ def tile_topk(scores: Tensor | Product, value: Tensor, tiles: Tiles, price: Tens
         width = 1 if isinstance(scores, Tensor) else scores.table.shape[1]
         held = []
         for part in rows.split(max(1, CELLS // (look * WIDTH * width))):
-            mine = Lists(lists.items[part], lists.gone[part.to(lists.gone.device)])
+            mine = Lists(lists.items[part], lists.gone[part])
             pick = None if norm is None else norm[part]
             near = scores[part] if isinstance(scores, Tensor) else scores._replace(hidden=scores.hidden[part])
             out, outside = looked(near, value, price[part], bound[part], pick, k, scale, barred.eligible, mine, look)
@@ -127,7 +127,7 @@ def _parts(scores, value, price, scale, eligible, lists, first, end):
     for at, piece in pieces(scores, first, end, WIDTH):
         count = piece.shape[1]
         row, column = ((lists.items >= at) & (lists.items < at + count)).nonzero(as_tuple=True)
-        place, gone = lists.items[row, column] - at, lists.gone.to(row.device)[row, column]
+        place, gone = lists.items[row, column] - at, lists.gone[row, column]
         outside = None if eligible is None else ~eligible[at : at + count]
         if isinstance(scores, Tensor) and (len(row) or outside is not None):
             piece = piece.clone()
