@@ -121,7 +121,7 @@ def test_all_kinds_of_targets(name, targets, passes):
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("scale", (*reference.SCALES, "sigmoid", "identity"))
+@pytest.mark.parametrize("scale", [*reference.SCALES, "sigmoid", "identity"])
 def test_tables_of_every_type(kind, scale, passes):
     w = world(items=ITEMS)
     near(*both(lambda: SPDD([Objective("new", w.new, at_least=3)], SLOTS, scale=scale), drifting(2, kind=kind)))
