@@ -165,14 +165,14 @@ def items_table(name: str, file: pathlib.Path, out: pathlib.Path) -> None:
     pl.DataFrame(columns).write_parquet(out)
 
 
-def bench(name: str, work: pathlib.Path, users: int | None, part: str = "test"):
+def bench(name: str, work: pathlib.Path, users: int | None, part: str = "test", floor: float = FLOOR):
     """The bench of a domain: a function of this module, so that workers can make their own."""
     from spdd.data import prepared
     from spdd.domains import bench_of
     from spdd.wish import wish_of
 
     split = prepared.load(work / f"{name}.npz")
-    wish = wish_of(split, [f"{CASES[name].wanted}>={FLOOR:g}"], slots=SLOTS, items=work / f"{name}-items.parquet")
+    wish = wish_of(split, [f"{CASES[name].wanted}>={floor:g}"], slots=SLOTS, items=work / f"{name}-items.parquet")
     return bench_of(
         work / name, split, values=wish.value, floor=wish.floor, slots=SLOTS, users=users, part=part, name=name
     )
