@@ -30,8 +30,14 @@ test-triton: .venv/.ready .triton/.ready
 	@rm -rf .triton
 	@$(BIN)/python -m pip install -q --no-deps --target .triton triton==3.7.0
 	@touch $@
+
+# A process for each file: vLLM on a CPU cannot start any more where numba was loaded before. One that hangs says where, and ends.
 test-engines: .venv-engines/.ready
-	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q -m vllm tests/engines tests/test_docs.py
+	@for file in tests/engines/test_sglang.py tests/engines/test_vllm_real.py tests/test_docs.py; do \
+	   echo "$$file:"; \
+	   OMP_NUM_THREADS=1 timeout -k 30 1200 .venv-engines/bin/python -m pytest -q -m vllm -o faulthandler_timeout=900 $$file \
+	     || { echo "make test-engines: $$file failed ($$?; 124 is longer than 20 minutes)"; exit 1; }; \
+	 done
 
 check: .venv/.ready
 	$(BIN)/ruff format --check .
