@@ -158,6 +158,16 @@ def test_many_equal_items_send_a_row_to_the_definition(monkeypatch):
     assert ran
 
 
+def test_a_small_group_is_settled_too():
+    """Its columns are as many as it has items, also where all scores are looked at."""
+    value = torch.zeros(1, 200)
+    value[0, 150] = 1
+    scores = Product(torch.ones(2, 1), torch.ones(200, 1))
+    best = priced.group_best(scores, reference.group_items(value, 2), 3, scale="logit", barred=Barred())
+    assert best.items.tolist() == [[0, 1, 2, 150]] * 2
+    assert best.group.tolist() == [0, 0, 0, 1]
+
+
 def test_seen_items_are_in_no_probability_and_used_ones_are():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     nothing, free = torch.zeros(0, 4), torch.zeros(1, 0)

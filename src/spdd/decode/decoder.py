@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Barred, Groups, group_items, grouped_topk
+from ..kernels.sharded import part_of
 from ..objective import TOLERANCE, Objective, check_objectives
 from ..relevance import check_scale, normaliser, relevance
 from ..slate import Slate, Status, Trace
@@ -250,7 +251,8 @@ class Decoder:
         scores = product_of(model, model_state)
         if scores is None or type(self)._autoregressive is not Decoder._autoregressive:
             return None
-        rows, count = len(scores.hidden), len(scores.table)
+        shard = getattr(model, "shard", None)  # where other processes hold the rest of the table
+        rows, count = len(scores.hidden), len(scores.table) if shard is None else shard.items
         if rows * count < products.WORTH:
             return None
         like = scores.hidden.new_zeros(()).expand(rows, count)  # the shape of the scores, without their memory
@@ -263,7 +265,11 @@ class Decoder:
         ):
             return None
         barred = Barred() if given is None else Barred(eligible=~given) if given.dtype == torch.bool else Barred(given)
-        return Source(model_state, scores, barred, groups, self.scale)
+        part = None
+        if shard is not None:
+            key = ("part", like.device, count, shard.first)
+            part = self._kept[key] = self._kept.get(key) or part_of(groups, shard, len(scores.table))
+        return Source(model_state, scores, barred, groups, self.scale, part)
 
     def _unwritten(self, model, source: Source, histories, trace) -> Slate:
         """As `_autoregressive`, without scores of all items."""

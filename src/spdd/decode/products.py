@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import Barred, Groups, Product, group_best, longest
+from ..kernels.sharded import Part
+from ..kernels.sharded import group_best as sharded_best
 from ..relevance import relevance
 from .primal_dual import Problem, State
 from .search import Model, Steps, View, run
@@ -35,6 +37,7 @@ class Source(NamedTuple):
     barred: Barred
     groups: Groups
     scale: str
+    part: Part | None = None  # where other processes hold the rest of the table
 
 
 class Walked(NamedTuple):
@@ -126,7 +129,10 @@ def walk(problem: Problem, begun: State, model: Model | Any, source: Source, tra
 
 def _seen(source: Source, barred: Barred, depth: int, settle: bool) -> tuple[View, Tensor]:
     """What a slot sees, and () whether all of it is proven."""
-    best = group_best(source.scores, source.groups, depth, scale=source.scale, barred=barred, settle=settle)
+    if source.part is None:
+        best = group_best(source.scores, source.groups, depth, scale=source.scale, barred=barred, settle=settle)
+    else:
+        best = sharded_best(source.scores, source.part, depth, scale=source.scale, barred=barred, settle=settle)
     found = best.items >= 0
     norm = None if best.norm is None else best.norm.clamp_min(torch.finfo(torch.float64).min)
     worth = relevance(source.scale, best.logit.masked_fill(~found, 0), norm)

@@ -154,17 +154,21 @@ def group_items(value: Tensor, most: int) -> Groups | None:
     """
     if not len(value):  # nothing tells items apart: one group
         level, member = value.new_zeros(1, 0), torch.zeros(value.shape[1], dtype=torch.int64, device=value.device)
-        count = torch.tensor([value.shape[1]])
     else:
-        level, member, count = value.T.contiguous().unique(dim=0, return_inverse=True, return_counts=True)
-    if len(level) > most:
-        return None
+        level, member = value.T.contiguous().unique(dim=0, return_inverse=True)
+    return laid_out(level, member) if len(level) <= most else None
+
+
+def laid_out(level: Tensor, member: Tensor) -> Groups:
+    """The groups of items (M,) that are known to be members of these groups, some of which may have none. level: (G, C)"""
+    member = member.long()
+    count = member.bincount(minlength=len(level))
     items = member.argsort(stable=True)
     order, padding, blocks, place = [], [], [0], 0
     for part in items.split(count.tolist()):
         pad = -len(part) % BLOCK
         order += [part, part.new_zeros(pad)]
-        padding.append(torch.arange(place + len(part), place + len(part) + pad, device=value.device))
+        padding.append(torch.arange(place + len(part), place + len(part) + pad, device=member.device))
         place += len(part) + pad
         blocks.append(place // BLOCK)
     if len(level) <= 255:  # a kernel reads this beside every score
@@ -186,7 +190,7 @@ def grouped_topk(
         for i, part in enumerate(logits.split(rows))
     ]
     best, items = (torch.cat(x) for x in zip(*parts, strict=True))
-    group = columns([min(k, BLOCK * (end - start)) for start, end in _spans(groups)], logits.device)
+    group = columns([min(k, size) for size in groups.size], logits.device)
     return best, items.masked_fill(best == -torch.inf, -1), group.expand_as(items)
 
 
@@ -208,20 +212,16 @@ def _grouped_topk(logits, groups, k, eligible):
     ordered = ordered.unflatten(1, (-1, BLOCK))  # (R, blocks, BLOCK)
     peaks = ordered.amax(2)
     best, items = [], []
-    for start, end in _spans(groups):
+    for size, start, end in zip(groups.size, groups.blocks, groups.blocks[1:], strict=False):
         block = _best(peaks[:, start:end], k) + start  # (R, k')
         # Blocks in ascending order keep "lower item first" true inside the gathered candidates.
         block = block.sort(1).values
         inside = ordered.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
-        place = _best(inside, k)
+        place = _best(inside, min(k, size))
         best.append(inside.gather(1, place))
         column = block.gather(1, place // BLOCK) * BLOCK + place % BLOCK
         items.append(groups.order[column])
     return torch.cat(best, 1), torch.cat(items, 1)
-
-
-def _spans(groups: Groups):
-    return list(zip(groups.blocks, groups.blocks[1:], strict=False))
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
