@@ -2,7 +2,8 @@
 
 One model from scratch for each table of ids, the same in all else: trained on all but the last two items of every
 user, stopped by the last but one, judged on the last (leave-one-out, all items ranked, seen ones barred, one search
-with `--beams` beams). Needs torch, numpy and transformers alone.
+with `--beams` beams). `--run` judges run folders of `spdd train lmrec` instead of training anything. Needs torch, numpy
+and transformers alone.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import pathlib
-import platform
 import shutil
 import tempfile
 import time
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-import spdd
+import record
 from spdd.catalog import Catalog
 from spdd.data import prepared
 from spdd.models import lmrec, lmtask
+from spdd.models.spelling import best_items
 from spdd.models.train import Settings, fit
+from spdd.trained import open_run
 
 
 def main() -> None:
@@ -32,22 +35,18 @@ def main() -> None:
     split = prepared.load(args.data)
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     results = []
-    for path in args.ids:
+    for path in args.ids or ():
         results.append({"ids": path.stem, **one(args, split, Catalog.load(path), device, path.stem)})
         print(json.dumps(results[-1]), flush=True)
-    about = {
-        "benchmark": "lmrec",
-        "settings": {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(args).items() if k != "ids"},
-        "seed": args.seed,
-        "commit": args.commit,
-        "machine": machine(),
-        "versions": {"spdd": spdd.__version__, "torch": torch.__version__, "numpy": np.__version__},
-    }
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({**about, **result}) + "\n" for result in results)
-    print(json.dumps({**about, "results": results}))
+    for path in args.run or ():
+        model = open_run(path, split, device=device.type, beams=args.beams).model
+        results.append({"run": path.name, **judged(args, split, model), **trained_as(path)})
+        print(json.dumps(results[-1]), flush=True)
+    said = {k: v.name if isinstance(v, pathlib.Path) else v for k, v in vars(args).items()}
+    about = record.origin("lmrec", args)
+    about |= {"settings": {k: v for k, v in said.items() if k not in ("ids", "run", "out", "seed")}}
+    about |= {"commit": args.commit or about["commit"]}
+    record.write(about, results, args.out)
 
 
 def one(args, split, catalog: Catalog, device, name: str) -> dict:
@@ -88,18 +87,8 @@ def one(args, split, catalog: Catalog, device, name: str) -> dict:
         shutil.copy(folder / "best.pt", args.keep / f"{name}.pt")
     shutil.rmtree(folder)
     trained = time.monotonic()
-    histories, target = lmtask.sample(split, "test", args.users, args.seed)
-    place = lmtask.ranks(model, histories, target, batch=args.rows)
-    popular = np.argsort(-popularity, kind="stable")
     return {
-        "recall@10": share(place < 10),
-        "ndcg@10": mean(np.where(place < 10, 1 / np.log2(place + 2.0), 0)),
-        "popularity_recall@10": share(popular_ranks(popular, histories, target) < 10),
-        "seconds_per_slot": per_slot(model, histories[: args.rows]),
-        "illegal": illegal(model, histories, args.rows),
-        "users": len(target),
-        "collisions": catalog.collisions()._asdict(),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        **judged(args, split, model),
         "epochs": fitted.epochs,
         "best_epoch": fitted.epoch,
         "steps": fitted.steps,
@@ -112,17 +101,139 @@ def one(args, split, catalog: Catalog, device, name: str) -> dict:
     }
 
 
-def illegal(model, histories, rows: int) -> dict:
-    """Share of proposals that name no item, against what the same beams spell when nothing keeps them to the catalog.
+def trained_as(run: pathlib.Path) -> dict:
+    """How the ids of a run folder were made, and its way."""
+    curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return {
+        "ids": json.loads((run / "ids.json").read_text("utf-8")),
+        "steps": curve[-1]["steps"],
+        "loss": [round(line["loss"], 4) for line in curve],
+        "validation_recall@10": [round(line["metrics"]["recall@10"], 4) for line in curve],
+        "train_seconds": round(sum(line["seconds"] for line in curve), 1),
+    }
 
-    `proposed` must be 0; `unguarded` is the share of free greedy spellings, token by token, that name no item.
+
+def judged(args, split, model) -> dict:
+    """What the model's proposals for the test are worth, and whether they are legal."""
+    popularity = split.popularity()
+    histories, target = lmtask.sample(split, "test", args.users, args.seed)
+    place = lmtask.ranks(model, histories, target, batch=args.rows)
+    popular = np.argsort(-popularity, kind="stable")
+    return {
+        "recall@10": share(place < 10),
+        "ndcg@10": mean(np.where(place < 10, 1 / np.log2(place + 2.0), 0)),
+        "popularity_recall@10": share(popular_ranks(popular, histories, target) < 10),
+        "seconds_per_slot": per_slot(model, histories[: args.rows], args.slots),
+        "illegal": illegal(model, histories, args.rows, args.seed),
+        "users": len(target),
+        "collisions": model.catalog.collisions()._asdict(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+# ---- legal or not -----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def illegal(model, histories, rows: int, seed: int) -> dict:
+    """How many proposals are not what the catalog allows, with every item open, with half of them, and with forty a row.
+
+    Proposals are looked at as they were written, word by word: `strayed` counts words that lead to no node of the tree,
+    `unwritten` proposals whose id no beam wrote, `foreign` those that are no item, `barred` those that are not open,
+    `twice` those that a row got before. Each must be 0. `apart` is the largest difference of a proposal's log p from
+    that of its words when they are read once more, from the history on and without the tree of beams.
+    `unguarded` is the share of free greedy spellings, kept to no tree, that name no item.
     """
-    wrong = count = free = 0
-    for i in range(0, min(len(histories), 1000), rows):
+    random = torch.Generator().manual_seed(seed)
+    found = {}
+    some = histories[:1000]
+    for name in ("all open", "half open", "forty open"):
+        count = dict.fromkeys(("proposals", "strayed", "unwritten", "foreign", "barred", "twice"), 0) | {"apart": 0.0}
+        for i in range(0, len(some), rows):
+            state = model.start(some[i : i + rows])
+            chance = torch.rand(len(state.logits), model.items, generator=random)
+            least = {"all open": 0.0, "half open": 0.5, "forty open": chance.topk(40, 1).values[:, -1:]}[name]
+            open_ = (chance >= least).to(model.device)
+            for key, value in looked_at(model, state, open_).items():
+                count[key] += value
+            if not i:
+                few = some[: min(rows, 64)]
+                count["apart"] = apart(model, few, open_[: len(few)])
+        found[name] = count
+    return found | {"unguarded": unguarded(model, some, rows)}
+
+
+def looked_at(model, state, open_) -> dict[str, int]:
+    """The counts of `illegal`, of one batch."""
+    items, written = as_written(model, state, open_)
+    catalog = model.catalog
+    there = items >= 0
+    words = model.tokens[items.clamp_min(0)]  # (R, B, L) the ids of what was proposed
+    nodes = catalog.find(words)
+    own = (catalog.below(catalog.depth, nodes, n=model.shared) == items[..., None]).any(2)
+    inside = (written >= 0) & (written < torch.tensor(catalog.sizes[:-1], device=written.device))
+    same = (words[:, :, None, :-1] == written[:, None]).all(3)  # (R, B, B') who wrote what
+    wrote = same.any(2)
+    alive = (same & there[:, :, None]).any(1)  # beams that led to a proposal
+    node = torch.zeros_like(written[..., 0])
+    for level in range(catalog.depth - 1):
+        node = catalog.step(level, node, written[..., level].clamp(0, catalog.sizes[level] - 1))
+        node = node.masked_fill(~inside[..., level], -1)
+    order = items.sort(1).values
+    return {
+        "proposals": int(there.sum()),
+        "strayed": int((alive & (node < 0)).sum()),
+        "unwritten": int((there & ~wrote).sum()),
+        "foreign": int((there & ~(own & (items < model.items))).sum()),
+        "barred": int((there & ~open_.gather(1, items.clamp(0, model.items - 1))).sum()),
+        "twice": int(((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).sum()),
+    }
+
+
+def as_written(model, state, open_):
+    """(R, B) what is proposed, and (R, B', L - 1) the words that were really given to the language model on the way."""
+    written: list[torch.Tensor] = []
+
+    def watched(catalog, logits, extend, *rest):
+        def told(parent, word):
+            written[:] = [*(x.gather(1, parent) for x in written), word - model.offsets[len(written)]]
+            return extend(parent, word)
+
+        return best_items(catalog, logits, told, *rest)
+
+    with mock.patch.object(lmrec, "best_items", watched):
+        items, _ = model.propose(state, open_)
+    width = max(x.shape[1] for x in written)
+    return items, torch.stack([F.pad(x, (0, width - x.shape[1]), value=-1) for x in written], 2)
+
+
+def apart(model, histories, open_) -> float:
+    """The largest difference of a proposal's log p from that of its words after the history, read as any text is."""
+    items, logits = model.propose(model.start(histories), open_)
+    catalog, worst = model.catalog, 0.0
+    held = catalog.levels[-1].first.diff().double()
+    for history, own, told in zip(histories, items, logits, strict=True):
+        own, told = own[own >= 0][:10], told[own >= 0][:10]
+        read = model.spelled[torch.as_tensor(np.asarray(history)[-model.history :], device=model.device)].flatten()
+        text = torch.cat([torch.full_like(read[:1], model.bos), read]).expand(len(own), -1)
+        text = torch.cat([text, model.spelled[own]], 1)  # (B, 1 + n L + L)
+        out = model.lm(input_ids=text[:, :-1], use_cache=False).logits[:, -catalog.depth :].double()
+        total, node = torch.zeros(len(own), dtype=torch.float64, device=model.device), torch.zeros_like(own)
+        for level, (begin, end) in enumerate(zip(model.offsets[:-1], model.offsets[1:], strict=True)):
+            legal = catalog.children(level, node[None])[0] >= 0  # (B, V of this place)
+            step = out[:, level, model.first + begin : model.first + end].masked_fill(~legal, -torch.inf).log_softmax(1)
+            word = model.tokens[own, level]
+            total += step.gather(1, word[:, None])[:, 0]
+            node = catalog.step(level, node[None], word[None])[0]
+        worst = max(float((total - held[node].log() - told).abs().max()), worst)
+    return worst
+
+
+def unguarded(model, histories, rows: int) -> float:
+    """Share of greedy spellings, each place's likeliest word whether or not it leads anywhere, that name no item."""
+    free = 0
+    for i in range(0, len(histories), rows):
         state = model.start(histories[i : i + rows])
-        items, _ = model.propose(state)
-        wrong += int(((items < 0) | (items >= model.items)).sum())
-        count += items.numel()
         words, logits = [], state.logits
         for begin, end in zip(model.offsets[:-1], model.offsets[1:], strict=True):
             words.append(logits[:, begin:end].argmax(1))
@@ -130,7 +241,10 @@ def illegal(model, histories, rows: int) -> dict:
             position = mask.sum(1, keepdim=True) - 1
             logits = model._read(state.tape, model.first + begin + words[-1][:, None], mask[:, None], position, 1)[:, 0]
         free += int((model.catalog.find(torch.stack(words, 1)) < 0).sum())
-    return {"proposed": wrong / count, "unguarded": free / min(len(histories), 1000)}
+    return free / len(histories)
+
+
+# ---- how fast ---------------------------------------------------------------------------------------------------
 
 
 def per_slot(model, histories, slots: int = 30) -> dict:
@@ -191,15 +305,11 @@ def mean(values: np.ndarray) -> list[float]:
     return [round(float(values.mean()) + x, 5) for x in (0.0, -half, half)]
 
 
-def machine() -> str:
-    parts = [f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"]
-    return ", ".join(parts + ([torch.cuda.get_device_name()] if torch.cuda.is_available() else []))
-
-
 def options() -> argparse.Namespace:
     words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     words.add_argument("--data", type=pathlib.Path, required=True, help="a split written by data.prepared")
-    words.add_argument("--ids", type=pathlib.Path, required=True, action="append", help="a catalog; give several")
+    words.add_argument("--ids", type=pathlib.Path, action="append", help="a catalog to train on; give several")
+    words.add_argument("--run", type=pathlib.Path, action="append", help="a run folder to judge; give several")
     words.add_argument("--keep", type=pathlib.Path, help="a folder for the weights")
     words.add_argument("--seconds", type=float, default=90, help="of training, for each table of ids")
     words.add_argument("--width", type=int, default=256)
@@ -218,8 +328,9 @@ def options() -> argparse.Namespace:
     words.add_argument("--patience", type=int, default=6)
     words.add_argument("--validate-on", type=int, default=3000)
     words.add_argument("--users", type=int, default=5000)
+    words.add_argument("--slots", type=int, default=30, help="slots timed, from state and anew")
     words.add_argument("--device")
-    words.add_argument("--commit", default="unknown")
+    words.add_argument("--commit", help="the commit, where there is no repository to ask")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--out", type=pathlib.Path)
     return words.parse_args()

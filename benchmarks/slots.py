@@ -10,6 +10,7 @@ CPU these are of processor time, of one thread: whatever else the machine does t
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
 import time
@@ -43,10 +44,17 @@ class Forgetful:
 
     def __init__(self, model):
         self.model = model
-        if hasattr(model, "propose"):
-            self.propose = lambda state, *given, **more: model.propose(state[1], *given, **more)
+        if hasattr(model, "propose"):  # its history is cut once, before the first choice, and not for every choice made
+            self.most, self.model = model.history, copy.copy(model)
+            self.model.history = 1 << 30
+            self.propose = lambda state, *given, **more: self.model.propose(state[1], *given, **more)
 
     def start(self, histories):
+        if hasattr(self, "propose"):
+            histories = [row[row >= 0][-self.most :] for row in map(np.asarray, histories)]
+        return self.read(histories)
+
+    def read(self, histories):
         return histories, self.model.start(histories)
 
     def logits(self, state):
@@ -56,7 +64,7 @@ class Forgetful:
         return self.model.hidden(state[1])
 
     def advance(self, state, token):
-        return self.start(self.longer(state[0], token))
+        return self.read(self.longer(state[0], token))
 
     def longer(self, histories, token):
         if isinstance(histories, Requests):
@@ -78,9 +86,8 @@ def placed(requests: Requests, shelves: torch.Tensor, kind: int) -> Requests:
 def decoded(model, histories, slots: int, clock):
     """The slate, and (slots - 2,) seconds from choice to choice: what slot 2, 3, ... took. Nothing is told of the last."""
     timed = Timed(model, clock)
-    slate = spdd.Greedy(slots=slots).generate(
-        timed, histories, exclude=None if isinstance(histories, Requests) else "seen"
-    )
+    exclude = histories.excluded(model.config.items) if isinstance(histories, Requests) else "seen"
+    slate = spdd.Greedy(slots=slots).generate(timed, histories, exclude=exclude)
     return slate.numpy(), np.diff(timed.at)
 
 
@@ -91,6 +98,9 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=16)
     options.add_argument("--slots", type=int, default=30)
     options.add_argument("--repeats", type=int, default=3)
+    options.add_argument(
+        "--pool", action="store_true", help="shelves out of each request's own pool, not out of all items"
+    )
     options.add_argument("--device", default="cpu")
     args = options.parse_args()
     clock = time.perf_counter
@@ -102,7 +112,7 @@ def main() -> None:
     opened = open_run(args.run, split, device=args.device)
     asked = opened.asked(split, "test")
     histories = asked.histories(slice(0, args.rows))
-    if isinstance(histories, Requests):
+    if isinstance(histories, Requests) and not args.pool:
         histories = histories._replace(pool=None)  # all items may stand in the slate
     ways = {"state": opened.model, "anew": Forgetful(opened.model)}
     took, slates = {name: [] for name in ways}, {}

@@ -1,10 +1,15 @@
 """Does TransAct know what people will open better than popularity and logistic regression do?
 
 KuaiRand: learnt from 25 to 30 April, asked on 1 to 8 May, with histories from before. Everything is chosen on 30 April
-and then learnt anew with that day. Each impression is judged by what was known just before it: the person's actions so
-far, items' rates on earlier days of the train part. Logistic regression gets the same context, items, traits and
-actions, the latter as counts and rates, all numbers also cut into parts so that it need not be linear in them. What a
-slot costs, `slots.py` says of the run folder that `--keep` leaves.
+and then learnt anew with that day. Logistic regression gets the same context, items, traits and actions, the latter as counts
+and rates, all numbers also cut into parts so that it need not be linear in them.
+
+Impressions are judged "ahead", by what was known before the first of a person's test days, as slates are made: no model
+sees an answer to what it is judged by. "As it happens" each is judged by all that was known just before it. Its AUC per
+person misleads: of two items one of which was taken, the answer to the first betrays the second, and who has learnt that
+taking goes with taking, which is true over people, ranks them the wrong way round. It is told all the same.
+
+What a slot costs, `slots.py` says of the run folder that `--keep` leaves.
 
     python benchmarks/transact.py --prepare FOLDER kuairand.npz       # needs polars; the rest needs torch and numpy
     python benchmarks/transact.py --data kuairand.npz --seconds 90 --keep run --out results.jsonl
@@ -29,7 +34,7 @@ import record
 from spdd.data import prepared
 from spdd.data.shown import ACTION, LABELS
 from spdd.models import train
-from spdd.models.actions import HOUR, Actions, first_of_tie, traits
+from spdd.models.actions import HOUR, Actions, first_of_person, first_of_tie, traits
 from spdd.models.shelf_log import rates, shelf_log, with_rates
 from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, score
 from spdd.trained import TRAITS
@@ -84,9 +89,11 @@ def main():
     # What is known when everything is chosen, and what is known at the end.
     early = with_rates(log, labels, learn, OFFSET), learn, check
     late = with_rates(log, labels, both, OFFSET), both, judged
-    scores = {
-        "popularity": popularity(log, both, judged),
-        "logistic regression": regression(split, early, late, args.seed, place),
+    popular = popularity(log, both, judged)
+    ahead, happening = regression(split, early, late, args.seed, place)
+    scores: dict[str, dict[str, np.ndarray]] = {
+        "ahead": {"popularity": popular, "logistic regression": ahead},
+        "as it happens": {"popularity": popular, "logistic regression": happening},
     }
     results, name, epochs = chosen(split, early, args, place)
     about["chosen"] = name
@@ -96,10 +103,11 @@ def main():
         model, _ = fit(
             split, *late[:2], judged[:0], GRID[name], epochs, seed, place, now=now, keep=keep, label=args.label
         )
-        scores["TransAct" if seed == args.seed else f"TransAct, seed {seed}"] = score(
-            model, Log(late[0], judged, model.config)
-        )
-    results += report(scores, log, judged, args.seed)
+        for when, those in scores.items():
+            asked = Log(late[0], judged, model.config, ahead=when == "ahead")
+            those["TransAct" if seed == args.seed else f"TransAct, seed {seed}"] = score(model, asked)
+    for when, those in scores.items():
+        results += [{"judged": when, **line} for line in report(those, log, judged, args.seed)]
     record.write({**about, "config": dataclasses.asdict(model.config)}, results, args.out)
 
 
@@ -146,21 +154,32 @@ def popularity(log, learn, judged) -> np.ndarray:
     return ((taken + 10 * mean) / (shown + 10))[log.item[judged] + 1]
 
 
-def regression(split, early, late, seed, place) -> np.ndarray:
-    """Logistic regression; weight decay and number of epochs are chosen on 30 April."""
+def regression(split, early, late, seed, place) -> list[np.ndarray]:
+    """Logistic regression, ahead and as it happens; weight decay and number of epochs are chosen on 30 April, ahead."""
     log, learn, check = early
-    inputs, best = features(split, log, learn), (-np.inf, 0.0, 0)
+    inputs, best = asked_about(split, log, learn, check), (-np.inf, 0.0, 0)
     for decay in (1e-4, 1e-3, 1e-2):
-        for epoch, scores in enumerate(fitted(*inputs, log, learn, check, decay, 10, seed, place)):
-            best = max(best, (quality(scores, log, check)["mean auc"], decay, epoch))
+        for epoch, (ahead, _) in enumerate(fitted(*inputs, log, learn, decay, 10, seed, place)):
+            best = max(best, (quality(ahead, log, check)["mean auc"], decay, epoch))
     tell(f"logistic regression on 30 April: mean auc {best[0]:.4f}, decay {best[1]:g}, epoch {best[2]}")
     log, learn, judged = late
-    *_, scores = fitted(*features(split, log, learn), log, learn, judged, best[1], best[2] + 1, seed, place)
+    *_, scores = fitted(*asked_about(split, log, learn, judged), log, learn, best[1], best[2] + 1, seed, place)
     return scores
 
 
-def fitted(codes, size, numbers, log, learn, judged, decay, epochs, seed, place):
-    """Scores of `judged` after each epoch."""
+def asked_about(split, log, learn, judged):
+    """Features of all events, how many codes there are, and the features of `judged`: ahead, and as it happens."""
+    first = first_of_tie(log)
+    codes, size, numbers = features(split, log, learn, first)
+    ahead = first.copy()
+    ahead[judged] = first[first_of_person(log, judged)]
+    early = features(split, log, learn, ahead)
+    return (codes, numbers), size, [(early[0][judged], early[2][judged]), (codes[judged], numbers[judged])]
+
+
+def fitted(inputs, size, asked, log, learn, decay, epochs, seed, place):
+    """Scores of each of `asked` after each epoch."""
+    codes, numbers = inputs
     generator = torch.Generator().manual_seed(seed)
     table = torch.nn.EmbeddingBag(size, 1, mode="sum")
     linear = torch.nn.Linear(numbers.shape[1], 1)
@@ -168,8 +187,9 @@ def fitted(codes, size, numbers, log, learn, judged, decay, epochs, seed, place)
     torch.nn.init.zeros_(linear.weight)
     model = torch.nn.ModuleList([table, linear]).to(place)
     codes, numbers = (torch.from_numpy(x).to(place) for x in (codes, numbers))
+    asked = [[torch.from_numpy(x).to(place) for x in one] for one in asked]
     label = torch.from_numpy((log.label > 0).astype(np.float32)).to(place)
-    learn, judged = (torch.from_numpy(x).to(place) for x in (learn, judged))
+    learn = torch.from_numpy(learn).to(place)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=decay / 5e-3)
     for _ in range(epochs):
         for batch in learn[torch.randperm(len(learn), generator=generator).to(place)].split(1024):
@@ -180,17 +200,19 @@ def fitted(codes, size, numbers, log, learn, judged, decay, epochs, seed, place)
             loss.backward()
             optimizer.step()
         with torch.no_grad():
-            yield (table(codes[judged]) + linear(numbers[judged]))[:, 0].cpu().numpy()
+            yield [(table(some) + linear(of_some))[:, 0].cpu().numpy() for some, of_some in asked]
 
 
-def features(split, log: Actions, learn) -> tuple[np.ndarray, int, np.ndarray]:
-    """(E, F) codes of one table of so many, and (E, G) numbers, of every event of a log."""
-    about = traits(split.items.attributes, TRAITS)
+def features(split, log: Actions, learn, first) -> tuple[np.ndarray, int, np.ndarray]:
+    """(E, F) codes of one table of so many, and (E, G) numbers, of every event of a log.
+
+    first: (E,) the first event that is not known yet
+    """
+    about = traits(split.items.attributes, TRAITS, items=len(split.items.id))
     codes = np.concatenate([about.codes, np.zeros((1, len(about.sizes)), np.int64)])[log.item]
     hours = log.time // HOUR + OFFSET
     columns = [log.item + 1, *codes.T, log.surface.astype(np.int64), hours % 24, hours // 24 % 7]
     columns.append(columns[-3] * 24 + columns[-2])
-    first = first_of_tie(log)
     last = np.where(first > log.start[log.rows()], log.action[first - 1], 0).astype(np.int64)
     columns += [last, last * 32 + log.surface]
     gap = np.where(last > 0, np.log2((log.time - log.time[first - 1]).clip(0) / 60_000 + 1), 15)
@@ -203,10 +225,12 @@ def features(split, log: Actions, learn) -> tuple[np.ndarray, int, np.ndarray]:
         opened = so_far(row, key, log.action > ACTION.index("passed by"), first)
         numbers.append((opened + 1) / (shown + 2.3))
     numbers = np.stack(numbers, 1).astype(np.float32)
+    sizes = [int(c.max()) + 1 for c in columns[:-2]] + [len(ACTION) + 1, 32 * (len(ACTION) + 1)]
     for column in numbers.T:  # each number in parts, too
         edges = np.unique(np.quantile(column[learn], np.linspace(0, 1, 17)[1:-1]))
         columns.append(np.searchsorted(edges, column, side="right"))
-    sizes = np.array([int(c.max()) + 1 for c in columns])
+        sizes.append(len(edges) + 1)
+    sizes = np.array(sizes)
     codes = np.stack(columns, 1) + np.concatenate([[0], sizes.cumsum()[:-1]])
     spread = numbers[learn].std(0) + 1e-6
     return codes, int(sizes.sum()), (numbers - numbers[learn].mean(0)) / spread
@@ -251,7 +275,7 @@ def fit(
     split, log, learn, check, said, epochs, seed, place, *, now=None, keep=None, label=""
 ) -> tuple[TransAct, train.Fitted]:
     """A model learnt from `learn`. said: what differs from the paper's settings.  now: what is known of items, for decoding"""
-    about = traits(split.items.attributes, TRAITS, least=2)
+    about = traits(split.items.attributes, TRAITS, items=len(split.items.id), least=2)
     of_model = {name: said[name] for name in ("dropout", "forget", "pairs") if name in said}
     rest = {name: value for name, value in said.items() if name not in of_model}
     settings = dataclasses.replace(PAPER, **rest, seed=seed)

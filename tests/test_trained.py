@@ -59,6 +59,14 @@ def test_shelves_are_judged_by_the_label_they_were_trained_on(split, tmp_path, l
     assert not all(np.array_equal(a, b) for a, b in zip(later, differs, strict=True))
 
 
+def test_shelves_need_events_of_shelves_but_nothing_about_items(split, tmp_path):
+    bare = split._replace(items=Items(split.items.id, {}))
+    assert train_model("transact", bare, tmp_path / "bare", {**TINY, "epochs": 1, "inner": 8}, device="cpu").best
+    plain = bare._replace(train=replace(bare.train, extra={}))
+    with pytest.raises(ValueError, match=r"needs events with the columns action, surface, is_click"):
+        train_model("transact", plain, tmp_path / "plain", TINY, device="cpu")
+
+
 IDS = {**TINY, "method": "residual_kmeans", "levels": 2, "codes": 4, "text": ["title"]}
 
 

@@ -244,11 +244,11 @@ def _train_transact(split, folder, said, device, resume):
     }
     found = settings_for("transact", said, homes)
     settings = train.Settings(**{**SHELVES, **found["train"]})
-    names = found["log"].get("traits", [name for name in TRAITS if name in split.items.attributes])
-    about = traits(split.items.attributes, names, least=2)
     label = found["log"].get("label", LABELS[0])
     labels = [label, *(name for name in split.train.extra if name in LABELS and name != label)]
     all_of = shelf_log(split, labels)
+    names = found["log"].get("traits", [name for name in TRAITS if name in split.items.attributes])
+    about = traits(split.items.attributes, names, items=len(split.items.id), least=2)
     learn, check = (np.flatnonzero((all_of.part == part) & (all_of.log.label >= 0)) for part in (0, 1))
     log = with_rates(all_of.log, all_of.labels, learn, found["model"].get("offset", 0.0))
     config = Config(

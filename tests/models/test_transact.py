@@ -52,8 +52,9 @@ def with_placed(r, slates, kind):
     )
 
 
-def test_state_after_placed_shelves_is_what_it_would_be_afresh():
-    model, requests = ranker(), people()
+@pytest.mark.parametrize("wide", [False, True])
+def test_state_after_placed_shelves_is_what_it_would_be_afresh(wide):
+    model, requests = ranker(wide=wide), people()
     slate = spdd.Greedy(slots=30).generate(model, requests).items
     state, moved = model.start(requests), 0.0
     for slot in range(30):
@@ -178,7 +179,9 @@ def test_training_on_slates_is_what_decoding_does():
     wanted = np.flatnonzero(log.label >= 0)
     log = log._replace(surface=np.zeros_like(log.surface), item=log.item.clip(0))
     rows = side_by_side(log.start, wanted, np.arange(6))
-    inputs, _, weight = Log(log, wanted, model.config).take(rows, torch.device("cpu"), torch.Generator().manual_seed(0))
+    inputs, _, weight, drawn = Log(log, wanted, model.config).take(
+        rows, torch.device("cpu"), torch.Generator().manual_seed(0)
+    )
     scores, now = model(*inputs), inputs[2].now
     count, checked = rows.shown.shape[1], 0
     for person, place in weight.nonzero().tolist():
@@ -189,6 +192,8 @@ def test_training_on_slates_is_what_decoding_does():
         state = model.start(log.requests(np.array(events[:1]), most=12))
         for event in events[:-1]:
             state = model.advance(state, torch.tensor([log.item[event]]))
+        assert len({int(drawn[person, p]) for p in slate}) == 1
+        assert (drawn[person] == drawn[person, place]).sum() == len(slate)
         expected = model.logits(state)[0, log.item[events[-1]]]
         torch.testing.assert_close(scores[person, place], expected, atol=1e-4, rtol=0)
         checked += len(events) > 1
@@ -202,7 +207,7 @@ def test_it_learns_what_listeners_like(tmp_path):
         played.start, played.item, 1 + played.extra["action"], played.time, np.zeros_like(played.item),
         played.extra["action"], np.zeros((len(played.item), 0), np.float32),
     )  # fmt: skip
-    known = traits(world.catalog.attributes, ("genre", "provider", "new_creator"))
+    known = traits(world.catalog.attributes, ("genre", "provider", "new_creator"), items=120)
     config = Config(
         items=120,
         sizes=known.sizes,
@@ -240,19 +245,34 @@ def test_batches_are_repeatable_whole_and_as_many_for_each_process():
     assert task.validate() == {}
 
 
-def test_the_loss_over_pairs_compares_what_one_person_took_and_left():
-    scores, label = torch.randn(3, 7, generator=torch.manual_seed(4)), torch.rand(3, 7) < 0.4
-    weight = (torch.rand(3, 7) < 0.7).float()
+def test_the_loss_over_pairs_compares_what_was_taken_and_left_of_one_slate():
+    g = torch.Generator().manual_seed(4)
+    scores, label = torch.randn(3, 9, generator=g), torch.rand(3, 9, generator=g) < 0.4
+    slate = torch.randint(-1, 2, (3, 9), generator=g)
     each = [
         float(torch.log1p((scores[row, j] - scores[row, i]).exp()))
         for row in range(3)
-        for i in range(7)
-        for j in range(7)
-        if label[row, i] and not label[row, j] and weight[row, i] * weight[row, j]
+        for i in range(9)
+        for j in range(9)
+        if label[row, i] and not label[row, j] and slate[row, i] == slate[row, j] >= 0
     ]
     assert each
-    torch.testing.assert_close(float(_over_pairs(scores, label, weight)), np.mean(each), rtol=1e-5, atol=0)
-    assert float(_over_pairs(scores, label & False, weight)) == 0
+    torch.testing.assert_close(float(_over_pairs(scores, label, slate)), np.mean(each), rtol=1e-5, atol=0)
+    assert float(_over_pairs(scores, label & False, slate)) == 0
+
+
+def test_ahead_nobody_knows_an_answer_to_what_is_asked():
+    model, log = ranker(), small_log()
+    wanted = np.flatnonzero(log.label >= 0)
+    wanted = wanted[wanted % 12 > 5]
+    other = log._replace(action=log.action.copy())
+    other.action[wanted] = log.action[wanted] % 3 + 1
+    for ahead in (True, False):
+        before, after = (score(model, Log(x, wanted, model.config, ahead=ahead)) for x in (log, other))
+        assert np.array_equal(before, after) == ahead
+    each = score(model, Log(log, wanted, model.config))
+    first = np.unique(log.rows()[wanted], return_index=True)[1]
+    np.testing.assert_allclose(score(model, Log(log, wanted, model.config, ahead=True))[first], each[first], atol=1e-5)
 
 
 def test_auc():
@@ -265,9 +285,10 @@ def test_auc():
 
 def test_traits_of_items():
     table = {"who": np.array(["a", "b", "a", None], object), "long": np.array([1.0, 2.0, np.nan, 9.0])}
-    known = traits(table, ("who", "long"), least=2, buckets=3)
+    known = traits(table, ("who", "long"), items=4, least=2, buckets=3)
     assert known.codes[:, 0].tolist() == [1, 0, 1, 0]
     assert known.codes[2, 1] == 0
     assert known.sizes == (2, 1 + int(known.codes[:, 1].max()))
     with pytest.raises(ValueError, match="asks for trait 'mood'"):
-        traits(table, ("mood",))
+        traits(table, ("mood",), items=4)
+    assert traits({}, (), items=4).codes.shape == (4, 0)

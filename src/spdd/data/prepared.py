@@ -43,6 +43,8 @@ def save(split: Split, path: str | Path, /, **about: Any) -> None:
 
 def load(path: str | Path) -> Split:
     """The split that `save` wrote. A file that is broken, or is something else, is refused."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"'{path}' is not there. Prepare it (spdd data prepare --help), or correct the path.")
     arrays = _arrays(path)
     try:
         items = Items(arrays["items.id"], _columns("items.@", arrays))

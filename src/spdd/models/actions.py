@@ -117,6 +117,12 @@ def first_of_tie(log: Actions) -> np.ndarray:
     return np.maximum.accumulate(np.where(new, np.arange(len(row)), 0))
 
 
+def first_of_person(log: Actions, events: np.ndarray) -> np.ndarray:
+    """(N,) the first of these events, ascending, that the same person has."""
+    row = log.rows()[events]
+    return events[np.searchsorted(row, row)]
+
+
 class Traits(NamedTuple):
     """What is known of each item beside its number, as small numbers; 0 means unknown, and is all that item -1 has.
 
@@ -128,12 +134,14 @@ class Traits(NamedTuple):
     names: tuple[str, ...]
 
 
-def traits(attributes: Mapping[str, np.ndarray], names: Sequence[str], *, least: int = 1, buckets: int = 16) -> Traits:
+def traits(
+    attributes: Mapping[str, np.ndarray], names: Sequence[str], *, items: int, least: int = 1, buckets: int = 16
+) -> Traits:
     """Columns of item attributes as codes: text by value, numbers by quantile.
 
-    least: values that fewer items have become unknown.  buckets: into how many parts numbers are cut
+    items: M.  least: values that fewer items have become unknown.  buckets: into how many parts numbers are cut
     """
-    columns, sizes = [], []
+    columns, sizes = [np.zeros((items, 0), np.int64)], []
     for name in names:
         if name not in attributes:
             raise ValueError(f"`names` asks for trait '{name}', but items have: {', '.join(attributes) or 'none'}.")
@@ -147,9 +155,9 @@ def traits(attributes: Mapping[str, np.ndarray], names: Sequence[str], *, least:
             values, codes, counts = np.unique(text, return_inverse=True, return_counts=True)
             kept = (counts >= least) & (values != "")
             codes = np.where(kept, np.cumsum(kept), 0)[codes]
-        columns.append(codes.astype(np.int64))
+        columns.append(codes.astype(np.int64)[:, None])
         sizes.append(int(codes.max(initial=0)) + 1)
-    return Traits(np.stack(columns, 1), tuple(sizes), tuple(names))
+    return Traits(np.concatenate(columns, 1), tuple(sizes), tuple(names))
 
 
 class Rows(NamedTuple):

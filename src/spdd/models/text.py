@@ -36,9 +36,10 @@ def item_texts(items: Any, columns: Sequence[str] = ("title", "brand", "categori
     """
     there = [name for name in columns if name in items.attributes]
     if not there:
+        has = f"only {', '.join(map(repr, items.attributes))}" if items.attributes else "and no others"
         raise ValueError(
-            f"Items have none of the attributes {', '.join(map(repr, columns))} to read a text from, only "
-            f"{', '.join(map(repr, items.attributes)) or 'none at all'}. Name those that describe them."
+            f"items have none of the attributes {', '.join(map(repr, columns))} to read a text from, {has}. Name those that "
+            "describe them, as `text`, or prepare the data with some."
         )
     lines = zip(*(items.attributes[name] for name in there), strict=True)
     return [" ".join(filter(None, map(_words, line))) for line in lines]

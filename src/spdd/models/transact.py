@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import checkpoint
-from .actions import HOUR, MOST, Actions, Requests, Rows, first_of_tie, grouped, side_by_side
+from .actions import HOUR, MOST, Actions, Requests, Rows, first_of_person, first_of_tie, grouped, side_by_side
 
 AGES = 16  # of an action at the time of a request, in doublings of a minute
 PAIRS = 1 << 20  # of candidates and actions that are looked at together when decoding starts, to spare memory
@@ -65,6 +65,7 @@ class Config:
     forget: float = 0.3  # share of items whose number is hidden in training, so that traits must do
     label: str = ""
     pairs: float = 0.0  # weight of the loss over pairs: one person's taken item should score above one left
+    wide: bool = False  # beside the layers, a sum of one number for each trait, moment and count of alike actions
 
 
 class Tokens(NamedTuple):
@@ -89,13 +90,13 @@ class Found(NamedTuple):
     """What candidates have found in the actions so far: sums over actions, so that one more can be added.
 
     top, weight: (B, P, H), total: (B, P, H, D / H): attention's largest score, and sums over exp(score - top)
-    sums: (B, P, N, 2) for each kind of likeness the worth and the number of the actions that are alike
+    alike: (B, P, N, A) for each kind of likeness how many actions of each kind are alike
     """
 
     top: Tensor
     weight: Tensor
     total: Tensor
-    sums: Tensor
+    alike: Tensor
 
 
 class State(NamedTuple):
@@ -151,8 +152,15 @@ class TransAct(nn.Module):
         self.worth = nn.Parameter(0.1 * torch.ones(kinds, c.actions + 1))
         self.of_item = nn.Linear(c.width + c.stats, c.inner)
         self.of_rest = nn.ModuleList(nn.Linear(c.width, c.inner, bias=False) for _ in range(3))  # context, last, found
-        self.of_sums = nn.Linear(2 * kinds, c.inner, bias=False)
-        self.out, self.wide = nn.Linear(c.inner, 1), nn.Linear(c.stats + 2 * kinds, 1)
+        sums = 2 * kinds + c.wide * kinds * (c.actions + 2)
+        self.of_sums = nn.Linear(sums, c.inner, bias=False)
+        self.out, self.wide = nn.Linear(c.inner, 1), nn.Linear(c.stats + sums, 1)
+        if c.wide:
+            self.mass = nn.Parameter(torch.zeros(kinds, c.actions + 1))
+            tables = [nn.Embedding(n, 1) for n in (c.items + 1, *c.sizes, c.surfaces, 24 * 7)]
+            for table in tables:
+                nn.init.zeros_(table.weight)
+            self.plain = nn.ModuleList(tables)
         self.drop = nn.Dropout(c.dropout)
 
     # ---- the seam to decoders ------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ class TransAct(nn.Module):
         """(R, M) log-odds that each item is taken if it comes next; outside its pool a row has the least of those inside."""
         item, all_of = state.ask.item, self.config.items
         stats = self.known[item.remainder(all_of + 1)]
-        scores = self._judge(state.own, stats, state.context[:, None], state.last[:, None], state.found)
+        scores = self._judge(state.own, state.ask, stats, state.context[:, None], state.last[:, None], state.found)
         wide = scores.amin(1, keepdim=True).expand(-1, all_of + 1)
         return wide.scatter(1, item.remainder(all_of + 1).expand_as(scores), scores)[:, :-1]
 
@@ -221,7 +229,7 @@ class TransAct(nn.Module):
         order = torch.arange(1, asked.shape[2] + 1, device=x.device)
         newest = F.pad(asked * order, (1, 0)).amax(2)[..., None].expand(-1, -1, x.shape[2])
         own = self._own(ask.item, stats)
-        return self._judge(own, stats, context, F.pad(x, (0, 0, 1, 0)).gather(1, newest), found)
+        return self._judge(own, ask, stats, context, F.pad(x, (0, 0, 1, 0)).gather(1, newest), found)
 
     # ---- the parts ------------------------------------------------------------------------------------------------
 
@@ -235,8 +243,13 @@ class TransAct(nn.Module):
         return own + sum(table(codes[..., f]) for f, table in enumerate(self.trait))
 
     def _context(self, now, surface):
+        hour, weekday = self._moment(now)
+        return self.hour(hour) + self.weekday(weekday) + self.surface(surface)
+
+    def _moment(self, now):
+        """The hour of the day and the day of the week, Monday is 0."""
         hours = now // HOUR + round(self.config.offset)
-        return self.hour(hours % 24) + self.weekday((hours // 24 + 3) % 7) + self.surface(surface)  # Monday is 0
+        return hours % 24, (hours // 24 + 3) % 7
 
     def _encode(self, tokens, sees, before=None):
         """Encoded tokens (B, T, D), and keys and values of each layer. Every token also sees itself.
@@ -263,7 +276,7 @@ class TransAct(nn.Module):
         key, value = (x.view(self.config.heads, -1) for x in self.nobody)
         top = (query * key).sum(-1)
         total = value.expand(*top.shape, -1)
-        return Found(top, torch.ones_like(top), total, top.new_zeros(*top.shape[:2], len(self.alike), 2))
+        return Found(top, torch.ones_like(top), total, top.new_zeros(*top.shape[:2], *self.worth.shape))
 
     def _look(self, ask, query, x, tokens, sees, so_far: Found) -> Found:
         """What candidates have found once they have looked at these tokens too. query: see `_ask`.  sees: (B, P or 1, T)"""
@@ -272,19 +285,18 @@ class TransAct(nn.Module):
         score = torch.einsum("bphd,bthd->bpth", query, key) / key.shape[-1] ** 0.5
         minutes = (ask.now[..., None] - tokens.time[:, None]).clamp_min(0) / 60_000
         score = score + self.age[(minutes + 1).log2().long().clamp_max(AGES - 1)]
-        sums = []
+        done, counts = F.one_hot(tokens.action, self.config.actions + 1).to(score.dtype), []  # (B, T, A)
         for kind, alike in enumerate(self._alike(ask, tokens)):
             alike = (alike & sees).to(score.dtype)  # (B, P, T)
             score = score + alike[..., None] * self.alike[kind]
-            worth = torch.einsum("bpt,bt->bp", alike, self.worth[kind][tokens.action])
-            sums.append(torch.stack([worth, alike.sum(-1)], -1))
+            counts.append(alike @ done)
         score = score.masked_fill(~sees[..., None], -torch.inf)
         top = torch.maximum(so_far.top, score.amax(2)).detach() if score.shape[2] else so_far.top
         old, new = (so_far.top - top).exp(), (score - top[:, :, None]).exp()
         weight = so_far.weight * old + new.sum(2)
         total = so_far.total * old[..., None] + torch.einsum("bpth,bthd->bphd", new, value)
-        wide = [x.expand(*top.shape[:2], 2) for x in sums]
-        return Found(top, weight, total, so_far.sums + torch.stack(wide, 2))
+        counts = [x.expand(*top.shape[:2], -1) for x in counts]
+        return Found(top, weight, total, so_far.alike + torch.stack(counts, 2))
 
     def _alike(self, ask, tokens):
         """Each kind of likeness in turn, (B, P, T) bool: any action, same surface, same item, same trait."""
@@ -300,16 +312,28 @@ class TransAct(nn.Module):
         """(B, P, inner) what the head makes of candidates themselves."""
         return self.of_item(torch.cat([self._vector(items), stats], -1))
 
-    def _judge(self, own, stats, context, last, found: Found):
+    def _judge(self, own, ask, stats, context, last, found: Found):
         """(B, P) log-odds. own: see `_own`"""
-        worth, count = found.sums.unbind(-1)
-        sums = torch.cat([worth / (count + 1), count.log1p()], -1)
+        sums = self._summed(found.alike)
         seen = (found.total / found.weight[..., None]).flatten(2)
         hidden = own + self.of_sums(sums)
         for layer, part in zip(self.of_rest, (context, last, self.drop(seen)), strict=True):
             hidden = hidden + layer(part)
         wide = self.wide(torch.cat([stats.expand(*sums.shape[:2], -1), sums], -1))
+        if self.config.wide:
+            number = ask.item.remainder(self.config.items + 1)
+            hour, weekday = self._moment(ask.now)
+            codes = (number, *self.codes[number].unbind(-1), ask.surface, 24 * weekday + hour)
+            wide = wide + sum(table(code) for table, code in zip(self.plain, codes, strict=True))
         return (self.out(self.drop(F.gelu(hidden))) + wide)[..., 0]
+
+    def _summed(self, alike):
+        """(B, P, S) what counts of alike actions (B, P, N, A) come to: their mean worth, and how many they are."""
+        worth, count = (alike * self.worth).sum(-1), alike.sum(-1)
+        sums = [worth / (count + 1), count.log1p()]
+        if self.config.wide:  # by kind too, and their mean worth where some kinds weigh more than others
+            sums += [worth / ((alike * self.mass.exp()).sum(-1) + 1), alike.log1p().flatten(2)]
+        return torch.cat(sums, -1)
 
 
 class Block(nn.Module):
@@ -340,22 +364,26 @@ class Log:
     """A log on a device, cut into batches that a model can learn from or score.
 
     wanted: ascending places of the events to ask about; others are context alone
+    ahead:  all wanted events of a person are asked about by what was known before the first of them
     """
 
-    def __init__(self, actions: Actions, wanted: np.ndarray, config: Config):
+    def __init__(self, actions: Actions, wanted: np.ndarray, config: Config, *, ahead: bool = False):
         self.start, self.wanted, self.config = actions.start, np.asarray(wanted, dtype=np.int64), config
         names = ("item", "action", "time", "surface")
         columns = {n: torch.from_numpy(np.asarray(getattr(actions, n)).astype(np.int64)) for n in names}
         rank = np.arange(len(actions.item)) - np.repeat(actions.start[:-1], np.diff(actions.start))
         columns["rank"] = torch.from_numpy(rank)
-        columns["known"] = torch.from_numpy(rank[first_of_tie(actions)])  # how many events were over by then
+        known = rank[first_of_tie(actions)]  # how many events were over by then
+        if ahead:
+            known[self.wanted] = known[first_of_person(actions, self.wanted)]
+        columns["known"] = torch.from_numpy(known)
         columns["session"] = torch.from_numpy(sessions(actions, config.window))
         columns["label"] = torch.from_numpy(np.asarray(actions.label).astype(np.float32))
         columns["stats"] = torch.from_numpy(np.asarray(actions.stats, dtype=np.float32))
         self.columns = columns
 
     def take(self, rows: Rows, device, generator: torch.Generator | None = None):
-        """Arguments for the model's `forward`, and labels and weights (B, P) of its candidates.
+        """Arguments for the model's `forward`; labels, weights (B, P) and slates (B, P) of its candidates, -1 outside one.
 
         generator: then candidates are there twice, once with all that was known, once inside a slate made at a moment
         drawn for each session; without one, the first alone
@@ -370,7 +398,12 @@ class Log:
         sees = (done["rank"][:, :, None] >= done["rank"][:, None]) & near & there[:, None]
         looks = self._over(done, there, asks["known"], ask.now, generator)
         if generator is None:
-            return (tokens, sees, ask, looks, asks["stats"]), asks["label"], asked.float()
+            return (
+                (tokens, sees, ask, looks, asks["stats"]),
+                asks["label"],
+                asked.float(),
+                torch.full_like(ask.item, -1),
+            )
         cut, now, in_slate = _cuts(asks, asked, generator)
         past = self._over(done, there, cut, now, generator)
         same = (asks["session"][:, :, None] == asks["session"][:, None]) & in_slate[:, None]
@@ -385,7 +418,9 @@ class Log:
         ask = Candidates(ask.item.repeat(1, 2), torch.cat([ask.now, now], 1), ask.surface.repeat(1, 2))
         weight = torch.cat([asked, in_slate], 1).float()
         stats, label = asks["stats"].repeat(1, 2, 1), asks["label"].repeat(1, 2)
-        return (tokens, torch.cat([upper, lower], 1), ask, looks, stats), label, weight
+        slate = torch.where(in_slate, asks["session"], -1)
+        slate = torch.cat([torch.full_like(slate, -1), slate], 1)
+        return (tokens, torch.cat([upper, lower], 1), ask, looks, stats), label, weight, slate
 
     def _over(self, done, there, known, now, generator):
         """(B, P, L) the last `MOST` actions that were over when `known` events were."""
@@ -432,7 +467,9 @@ class Shelves:
         self.model, self.fingerprint, self.seed, self.batch = model, fingerprint, seed, batch
         self.config = asdict(model.config)
         self.learn = Log(actions, learn, model.config)
-        self.check = Log(actions, check, model.config)
+        # What a slate is made of is decided before any answer to it; and a person's AUC over items that know of each other's
+        # answers is no measure: of two items one of which was taken, the answer to the first betrays the second.
+        self.check = Log(actions, check, model.config, ahead=True)
         self.people = actions.rows()[self.check.wanted]
 
     def batches(self, epoch: int, rank: int, world: int):
@@ -444,12 +481,12 @@ class Shelves:
             yield side_by_side(self.learn.start, self.learn.wanted, group)
 
     def loss(self, batch: Rows, generator: torch.Generator) -> Tensor:
-        inputs, label, weight = self.learn.take(batch, self.model.codes.device, generator)
+        inputs, label, weight, slate = self.learn.take(batch, self.model.codes.device, generator)
         scores = self.model(*inputs)
         losses = F.binary_cross_entropy_with_logits(scores, label.clamp_min(0), reduction="none")
         loss = (losses * weight).sum() / weight.sum().clamp_min(1)
         share = self.model.config.pairs
-        return loss + share * _over_pairs(scores, label > 0, weight) if share else loss
+        return loss + share * _over_pairs(scores, label > 0, slate) if share else loss
 
     def validate(self) -> dict[str, float]:
         """On `check`: auc over everything and that of the mean person, their mean first, by which epochs are chosen; minus the log loss."""
@@ -467,12 +504,13 @@ class Shelves:
         }
 
 
-def _over_pairs(scores: Tensor, taken: Tensor, weight: Tensor) -> Tensor:
-    """How surely a person's taken items score above those left: the mean of -log sigmoid over such pairs. All (B, P).
+def _over_pairs(scores: Tensor, taken: Tensor, slate: Tensor) -> Tensor:
+    """How surely the taken items of a slate score above those left: the mean of -log sigmoid over such pairs. All (B, P).
 
-    Whether a person takes much or little cancels out of a pair, so this learns what the slate's order depends on.
+    Whether a person takes much or little cancels out of a pair, so this learns what the slate's order depends on. Items
+    that know of each other's answers make no pair: they would learn that who just took something takes less next.
     """
-    pair = (weight * taken)[:, :, None] * (weight * ~taken)[:, None]  # (B, P, P)
+    pair = (taken[:, :, None] & ~taken[:, None] & (slate[:, :, None] == slate[:, None]) & (slate >= 0)[:, None]).float()
     losses = F.softplus(scores[:, None] - scores[:, :, None])
     return (losses * pair).sum() / pair.sum().clamp_min(1)
 
@@ -496,7 +534,7 @@ def score(model: TransAct, log: Log, batch: int = 4096) -> np.ndarray:
     out = np.zeros(len(log.columns["item"]), dtype=np.float32)
     for rows in grouped(log.start, log.wanted, batch, np.arange(len(log.start) - 1)):
         group = side_by_side(log.start, log.wanted, rows)
-        inputs, _, _ = log.take(group, model.codes.device)
+        inputs, *_ = log.take(group, model.codes.device)
         out[group.shown[group.asked]] = model(*inputs).float().cpu().numpy()[group.asked]
     model.train(training)
     return out[log.wanted]
