@@ -45,15 +45,16 @@ MATCH = tuple(TRAITS.index(name) for name in ("author", "tag"))
 # As in the paper: Adam, batches of 2048, six epochs. The rest it leaves open; what differs from these is tried out.
 PAPER = train.Settings(epochs=6, batch=2048, rate=2e-3, warmup=20, patience=0)
 DECAY = {"optimizer": "adamw", "decay": 1e-2}
+SHY = {**DECAY, "dropout": 0.2, "forget": 0.3}
 GRID = {
     "paper": {},
-    "decay": {**DECAY, "dropout": 0.2, "forget": 0.3},
-    "pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "pairs": 1.0},
-    "faster": {**DECAY, "dropout": 0.2, "forget": 0.3, "rate": 4e-3, "fade": 0.7},
-    "smaller batches": {**DECAY, "dropout": 0.2, "forget": 0.3, "batch": 512, "fade": 0.7},
-    "smaller batches, pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "batch": 512, "fade": 0.7, "pairs": 1.0},
-    "faster, pairs": {**DECAY, "dropout": 0.2, "forget": 0.3, "rate": 4e-3, "fade": 0.7, "pairs": 1.0},
-    "much hidden": {**DECAY, "dropout": 0.3, "forget": 0.6, "batch": 512, "fade": 0.7, "pairs": 1.0},
+    "decay": SHY,
+    "wide": {**SHY, "wide": True},
+    "wide, fading": {**SHY, "wide": True, "fade": 0.7},
+    "wide, pairs": {**SHY, "wide": True, "pairs": 0.5, "fade": 0.7},
+    "wide, much hidden": {**DECAY, "dropout": 0.3, "forget": 0.6, "wide": True, "fade": 0.7},
+    "wide, smaller batches": {**SHY, "wide": True, "batch": 512, "fade": 0.7},
+    "wide, smaller batches, pairs": {**SHY, "wide": True, "batch": 512, "fade": 0.7, "pairs": 0.5},
 }
 
 
@@ -276,7 +277,7 @@ def fit(
 ) -> tuple[TransAct, train.Fitted]:
     """A model learnt from `learn`. said: what differs from the paper's settings.  now: what is known of items, for decoding"""
     about = traits(split.items.attributes, TRAITS, items=len(split.items.id), least=2)
-    of_model = {name: said[name] for name in ("dropout", "forget", "pairs") if name in said}
+    of_model = {name: said[name] for name in ("dropout", "forget", "pairs", "wide") if name in said}
     rest = {name: value for name, value in said.items() if name not in of_model}
     settings = dataclasses.replace(PAPER, **rest, seed=seed)
     settings = settings if epochs is None else dataclasses.replace(settings, epochs=epochs)
