@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .decode.bandits import BanditTS, BanditUCB
     from .decode.diversity import DPP, MMR, Calibrated
     from .decode.providers import ProviderMaxMin
+    from .decode.retriever import Retriever
     from .decode.search import FromCallable, Model
     from .decode.spdd import SPDD, Greedy, MustFill
     from .decode.weighted import EPR, WA
@@ -35,6 +36,7 @@ _HOME = {
     "decode.bandits": ("BanditUCB", "BanditTS"),
     "decode.diversity": ("MMR", "DPP", "Calibrated"),
     "decode.providers": ("ProviderMaxMin",),
+    "decode.retriever": ("Retriever",),
     "decode.search": ("FromCallable", "Model"),
     "engines.menu": ("Menu",),
     "engines.plan": ("Plan",),
@@ -63,6 +65,7 @@ __all__ = [
     "Objective",
     "Plan",
     "ProviderMaxMin",
+    "Retriever",
     "Slate",
     "Status",
     "Trace",

@@ -37,7 +37,8 @@ class Proposer(Protocol):
 
         open_: (R, M) the items to search among, None for all.  bonus: (R, M), in nats, None for none
 
-        log p is normalised over all M items, whatever is open. A row with an open item gets at least one.
+        log p is normalised over all M items, whatever is open, unless the model says `normalised = False`: then scales of
+        probabilities are refused. A row with an open item gets at least one.
         """
         ...
 
@@ -78,6 +79,11 @@ class Proposals:
             raise ValueError(
                 f"`scale` 'sigmoid' needs a score for each item by itself; {type(model).__name__} proposes items with "
                 "their log-probabilities. Use 'relative' or 'logit'."
+            )
+        if scale in ("probability", "log_probability") and not getattr(model, "normalised", True):
+            raise ValueError(
+                f"`scale` '{scale}' needs probabilities; {type(model).__name__} proposes items with logits, as it never sees "
+                "all of them. Use 'logit', which chooses as 'log_probability' does, or 'relative'."
             )
         self.model, self.state, self.scale, self.story = model, model_state, scale, story
         self.everything = torch.ones(like.shape, dtype=torch.bool, device=like.device) if eligible is None else eligible
