@@ -2,6 +2,8 @@
 
     python benchmarks/attainment.py --work WORK --domain playlists --users 4000 --out benchmarks/results/cpu-2core/attainment.jsonl
 
+    python benchmarks/attainment.py --page          # docs/attainment.md, from the results
+
 WORK is the folder that `benchmarks/evaluation.py --prepare` made. Everything is decoded for the same test users and
 judged at the same floor; `spdd tune` sees validation users alone. Each point is kept on disk, so a run goes on.
 
@@ -18,6 +20,7 @@ The ideas, each a curve of its own:
 from __future__ import annotations
 
 import copy
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -37,6 +40,8 @@ from spdd.evaluate.verdicts import ATTAINED
 FLOOR, SLOTS = evaluation.FLOOR, evaluation.SLOTS
 DEFAULT, TUNED, TUNED_ALONE = "SPDD by default", "SPDD tuned", "SPDD tuned, consumption alone"
 RIVALS = ("WA", "WA, relative", "SPDD as printed", "must-fill")
+RESULTS = record.ROOT / "benchmarks" / "results" / "cpu-2core" / "attainment.jsonl"
+PAGE = record.ROOT / "docs" / "attainment.md"
 WIDTH = 4  # items that are looked behind
 
 
@@ -184,7 +189,11 @@ def main() -> None:
     options.add_argument("--users", type=int, help="test users; all when left out")
     options.add_argument("--tuned-on", type=int, default=2000, help="validation users")
     options.add_argument("--trials", type=int, default=16)
+    options.add_argument("--page", action="store_true", help="write docs/attainment.md and end")
     args = options.parse_args()
+    if args.page:
+        PAGE.write_text(page([json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]), "utf-8")
+        return print(PAGE.relative_to(record.ROOT))
     if not args.work:
         options.error("--work is missing: name the folder that evaluation.py --prepare made")
     for name in args.domain or evaluation.CASES:
@@ -199,9 +208,10 @@ def main() -> None:
             print(f"{name}: {done} points", flush=True)
 
         sweep(lambda bench=bench: bench, [*points(), *tuned], folder / "sweep", progress=told)
+        found = lines(folder / "sweep") + (log(args.work) if name == "shelves" else [])
         about = record.origin("attainment", args)
         about["settings"] = {"floor": FLOOR, "slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials}
-        record.write(about, [{"domain": name, **x} for x in lines(folder / "sweep")], args.out)
+        record.write(about, [{"domain": name, **x} for x in found], args.out)
 
 
 def chosen(name: str, args, folder: pathlib.Path) -> list[Point]:
@@ -226,7 +236,7 @@ def lines(folder: pathlib.Path) -> list[dict]:
         able = [r for r in swept.records if r["curve"] == curve and r["metrics"]["attained"] >= ATTAINED]
         if able:
             keepers[curve] = max(able, key=lambda r: r["metrics"]["ndcg"])["key"]
-    found = [{"part": "users", "users": swept.about["users"], **swept.about["about"]}]
+    found = [{**swept.about["about"], "part": "users", "users": swept.about["users"]}]
     for r in swept.records:
         own = ratios[r["key"]]
         others = {curve: key for curve, key in keepers.items() if key != r["key"]}
@@ -250,6 +260,146 @@ def worth(outcome) -> dict[str, Ratio]:
         name: Ratio((outcome.hit & which).sum(-1).astype(float), which.sum(-1).astype(float))
         for name, which in (("objective", wanted), ("other", other))
     }
+
+
+def log(work: pathlib.Path) -> list[dict]:
+    """Shelves: how often what is wanted was shown and taken in the log itself, whatever a model says."""
+    import polars as pl
+
+    from spdd.data import prepared
+    from spdd.models.shelf_log import shelf_log
+    from spdd.trained import by_request
+
+    split = prepared.load(work / "shelves.npz")
+    wanted = pl.read_parquet(work / "shelves-items.parquet")["fresh"].to_numpy() > 0
+    held = shelf_log(split, ["is_click"])
+    judged = (held.part == 2) & (held.log.label >= 0) & (held.log.item >= 0)
+    fresh, taken = wanted[held.log.item[judged]], held.log.label[judged] > 0
+    pool = by_request(split, "test", label="is_click").histories(slice(0, 2000)).pool.numpy()
+    return [
+        {
+            "part": "log", "shown": int(judged.sum()), "wanted of shown": float(fresh.mean()), "wanted of candidates": float(wanted[pool[pool >= 0]].mean()),
+            "taken of wanted": float(taken[fresh].mean()), "taken of others": float(taken[~fresh].mean()),
+        }
+    ]  # fmt: skip
+
+
+# ---- the page -----------------------------------------------------------------------------------------------------
+
+WORDS = {"playlists": "Playlists (SASRec)", "sports": "Sports (SASRec)", "shelves": "Shelves (TransAct)"}
+
+
+def page(results: list[dict]) -> str:
+    domains = [d for d in WORDS if any(x["domain"] == d for x in results)]
+    tried = {d: [x for x in results if x["domain"] == d and x["part"] == "tried"] for d in domains}
+    commits = ", ".join(dict.fromkeys(x["commit"][:7] for x in results))
+    users = {x["domain"]: x["users"] for x in results if x["part"] == "users"}
+    parts = [
+        "# Floors in every slate: what was tried",
+        "Three of ten slots in every slate belong to the objective, and at least 95 % of slates have to keep that. How much of what users "
+        "consume is left? This page has every idea that was tried to leave more, with its numbers, whether it helped or not. Slates are "
+        "decoded item by item, judged by what users did later; brackets are 95 % intervals over users, the same users on every line. "
+        f"`python benchmarks/attainment.py`, commit {commits}; this page is made from `benchmarks/results/cpu-2core/attainment.jsonl`.",
+    ]
+    for d in domains:
+        parts += [f"## {WORDS[d]}, {users[d]:,} users", _table(tried[d])]
+    parts += ["## What helped", *_verdicts(tried), "## What a slot is worth", *_worths(results, tried)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(tried: list[dict]) -> str:
+    rows = [
+        "| decoder | consumption | objective | slates with 3 | average share | consumption over the default's | over WA's |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for x in tried:
+        if x["curve"] in ("WA", "WA, relative") and not x["keeper"]:
+            continue
+        name = x["curve"] + "".join(f", {k} {v:g}" for k, v in x["knob"].items() if k in ("price", "part"))
+        if x["curve"] in (TUNED, TUNED_ALONE):
+            name += f" ({_settings(x)})"
+        name = f"**{name}**" if x["curve"] == DEFAULT else name
+        cells = [
+            f"{x['ndcg'][0]:.4f}",
+            f"{x['objective_ndcg'][0]:.4f}",
+            f"{x['attained'][0]:.0%}",
+            f"{x['share'][0]:.0%}",
+        ]
+        cells += [_known(x["kept"].get(c)) for c in (DEFAULT, "WA")]
+        rows.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(rows)
+
+
+def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
+    """For each idea where it keeps more than the default, where less: by the interval, on consumption and on the objective."""
+    known_ = {"greedy", "must-fill", "WA", "WA, relative", "SPDD as printed", "SPDD as printed, relative", DEFAULT}
+    names = dict.fromkeys((x["curve"], x["knob"].get("part")) for rows in tried.values() for x in rows)
+    lines_, clear = [], []
+    for curve, part in names:
+        if curve in known_:
+            continue
+        at = {
+            d: next((x for x in rows if x["curve"] == curve and x["knob"].get("part") == part), None)
+            for d, rows in tried.items()
+        }
+        at = {d: x for d, x in at.items() if x is not None}
+        said = []
+        for what, field in (("consumption", "kept"), ("the objective's NDCG", "more")):
+            sides = {d: _side(x[field].get(DEFAULT)) for d, x in at.items()}
+            words = [
+                f"{word} on {', '.join(d for d in sides if sides[d] == side)}"
+                for side, word in ((1, "above"), (0, "level"), (-1, "below"))
+                if side in sides.values()
+            ]
+            said.append(f"{what} {'; '.join(words)}")
+            if field == "kept" and len(at) == len(tried) and all(side == 1 for side in sides.values()):
+                clear.append(curve)
+        name = curve + (f", part {part:g}" if part is not None else "")
+        lines_.append(f"- *{name}*: {'. '.join(said)}.")
+    end = (
+        f"Above the default's consumption beyond the interval on every data set: {', '.join(clear)}."
+        if clear else "No idea keeps more consumption than the default beyond the interval on every data set, so the default stays as it is."
+    )  # fmt: skip
+    return ["Against the default, by the interval:", "\n".join(lines_), end]
+
+
+def _worths(results: list[dict], tried: dict[str, list[dict]]) -> list[str]:
+    lines_ = []
+    for d, rows in tried.items():
+        greedy, ours = (next(x for x in rows if x["curve"] == c) for c in ("greedy", DEFAULT))
+        lines_.append(
+            f"- {WORDS[d]}: of the slots that the model itself gives to the objective {_known(greedy['taken']['objective'], '.2%')} were consumed, of the "
+            f"others {_known(greedy['taken']['other'], '.2%')}; in the default's slates {_known(ours['taken']['objective'], '.2%')} and "
+            f"{_known(ours['taken']['other'], '.2%')}."
+        )
+    parts = ["How many of the slots were consumed, by what stands there:", "\n".join(lines_)]
+    held = next((x for x in results if x["part"] == "log"), None)
+    if held is not None:
+        weights = [x for x in tried["shelves"] if x["curve"] == "WA"]
+        by_price = ", ".join(f"{x['knob']['price']:g}: {x['ndcg'][0]:.4f} at {x['share'][0]:.0%}" for x in weights)
+        parts.append(
+            f"On shelves the log says why. Of {held['shown']:,} impressions of the test days {held['wanted of shown']:.1%} are of the newest uploads, as "
+            f"are {held['wanted of candidates']:.1%} of the candidates; {held['taken of wanted']:.1%} of these were opened, and {held['taken of others']:.1%} of the "
+            "others. What is wanted is as good as the rest, so that giving it more slots costs next to nothing, at any price. Consumption and "
+            f"average share of a weighted average, by its price in nats: {by_price}."
+        )
+    return parts
+
+
+def _settings(x: dict) -> str:
+    return ", ".join(
+        [x["decoder"], *(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in x["settings"].items())]
+    )
+
+
+def _side(known_: list[float] | None) -> int:
+    return 0 if known_ is None else (known_[1] > 1) - (known_[2] < 1)
+
+
+def _known(known_: list[float] | None, form: str = ".2f") -> str:
+    if known_ is None or known_[0] is None:
+        return "–"
+    return f"{known_[0]:{form}} ({known_[1]:{form}} to {known_[2]:{form}})"
 
 
 if __name__ == "__main__":
