@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import triton  # pyrefly: ignore
 import triton.language as tl  # pyrefly: ignore
+from torch import Tensor
 
 from .reference import Barred, Groups, Product, columns
 from .stream import Found, Lists
@@ -26,47 +27,73 @@ class Setting(NamedTuple):
     stages: int
 
 
-# By rows at a time. Chosen so that scores and the tile fit the registers; not yet measured on a GPU.
-SETTINGS = {16: Setting(256, 2, 4, 3), 32: Setting(128, 2, 4, 3), 64: Setting(128, 2, 4, 3), 128: Setting(128, 1, 8, 3)}
+# By the bytes of the type products are taken in, and rows at a time. Chosen so that half types spill next to nothing and two
+# tiles are always under way (what the compiler says for a Hopper, tests/kernels/test_triton.py); not yet measured on a GPU.
+SETTINGS = {
+    2: {16: Setting(256, 2, 4, 3), 32: Setting(128, 2, 4, 3), 64: Setting(128, 2, 4, 3), 128: Setting(128, 1, 8, 3)},
+    4: {16: Setting(64, 2, 4, 3), 32: Setting(64, 2, 4, 3), 64: Setting(64, 1, 8, 3), 128: Setting(32, 1, 8, 3)},
+}
 MOST_GROUPS = 8  # a tile's best is taken group by group
+ROOM = 1 << 28  # bytes for the best of every tile, where those are written
+LISTED = 16  # barred pairs of a tile that are looked at in one go; tiles with more come last
+KEPT = 3  # best tiles of a group that a program remembers; where more are wanted, every tile's best is written
+GONE = tl.constexpr(1024.0)  # how much more an item counts that is not there at all than one that is only used
 
 
 def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bool) -> Found:
-    """As `stream.group_topk`."""
-    hidden, table = scores.hidden.contiguous(), scores.table.contiguous()
-    (rows, width), count, device = hidden.shape, len(table), table.device
-    block = next((size for size in SETTINGS if size >= rows), max(SETTINGS))
-    setting = SETTINGS[block]
+    """As `stream.group_topk`. Nothing here waits for the device."""
+    (rows, width), count = scores.hidden.shape, len(scores.table)
+    levels, keep = len(groups.size), k <= KEPT
+    kind, device = _kind(scores), scores.table.device
+    settings = SETTINGS[kind.itemsize]
+    block = next((size for size in settings if size >= rows), max(settings))
+    setting = settings[block]
     tiles = -(-count // setting.items)
-    lists = Lists.of(barred, rows, count, device)
-    row, item, gone, pointer = _by_tile(lists, setting.items, tiles)
+    few = max(block, ROOM // (4 * levels * tiles) // block * block)
+    if not keep and rows > few:  # every tile's best is written: some rows at a time, for the memory
+        return _joined([group_topk(mine, groups, k, lists, mass) for mine, lists in _split(scores, barred, few)])
+    hidden, table = scores.hidden.to(kind).contiguous(), scores.table.contiguous()
     member = groups.member
     if barred.eligible is not None:
         member = member.masked_fill(~barred.eligible, 255)
-    levels = len(groups.level)
+    listed = Listed.of(barred, rows, setting.items, tiles, device)
     programs = min(tiles, setting.programs * _multiprocessors(device))
-    best = torch.empty(levels, tiles, rows, dtype=torch.float32, device=device)
+    places = KEPT * programs if keep else tiles
+    best = torch.empty(places, rows, levels, dtype=torch.float32, device=device)
+    tile = torch.empty(places if keep else 1, rows, levels, dtype=torch.int32, device=device)
     top = torch.empty(programs, rows, dtype=torch.float32, device=device)
-    total = torch.empty_like(top)
-    kind = table.dtype if table.dtype == hidden.dtype else torch.float32
+    total = torch.empty(programs, rows, dtype=torch.float64, device=device)
+    whole = max(16, 1 << (width.bit_length() - 1))  # the width as a power of two and a rest
+    rest = max(16, triton.next_power_of_2(width - whole)) if width > whole else 0
     _tile_best[(programs, -(-rows // block))](
-        hidden.to(kind), table, table if scores.row_scale is None else scores.row_scale, member.contiguous(), pointer,
-        row, item, gone, best, top, total, rows, count, tiles, width, programs,
-        GROUPS=levels, ROWS=block, ITEMS=setting.items, WIDTH=max(16, triton.next_power_of_2(width)),
-        MASS=mass, SCALED=scores.row_scale is not None, WIDEN=table.dtype != kind,
+        hidden, table, table if scores.row_scale is None else scores.row_scale, member.contiguous(), *listed,
+        best, tile, top, total, rows, count, tiles, width, programs, len(listed.crowded),
+        GROUPS=levels, LANES=triton.next_power_of_2(levels), ROWS=block, ITEMS=setting.items, WIDTH=whole, REST=rest,
+        LISTED=LISTED, KEEP=keep, MASS=mass, SCALED=scores.row_scale is not None,
         num_warps=setting.warps, num_stages=setting.stages,
     )  # fmt: skip
-    parts = [_of_group(g, best[g], scores, member, lists, k, size, setting.items) for g, size in enumerate(groups.size)]
+    lists = Lists.of(barred, rows, count, device)
+    parts = []
+    for g, size in enumerate(groups.size):
+        of_tile = tile[:, :, g] if keep else None
+        parts.append(_of_group(g, best[:, :, g], of_tile, scores, member, lists, min(k, size), setting.items))
     found, items = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-    group = columns([part[0].shape[1] for part in parts], device)
-    masses = torch.logsumexp(top.double() + total.double().log(), 0)[:, None] if mass else None
-    return Found(found, items, group, masses)
+    masses = torch.logsumexp(top.double() + total.log(), 0)[:, None] if mass else None
+    return Found(found, items, columns([part[0].shape[1] for part in parts], device), masses)
 
 
-def _of_group(g, best, scores, member, lists, k, size, width):
-    """The k best items of a group, which lie in its k best tiles. best: (T, R)"""
-    depth = min(k, size)
-    tile = best.topk(min(depth, len(best)), 0).indices.T.sort(1).values  # (R, t), ascending
+def _kind(scores: Product) -> torch.dtype:
+    """In which type products are taken; int8 is exact in the half types, whose products are the fast ones."""
+    one, other = scores.hidden.dtype, scores.table.dtype
+    return one if one == other or (other == torch.int8 and one.itemsize == 2) else torch.float32
+
+
+def _of_group(g, best, tile, scores, member, lists, depth, width):
+    """The `depth` best items of a group, which lie in as many of its best tiles. best, tile: (T, R); tile is T if None"""
+    found = best.T.contiguous().topk(min(depth, len(best)), 1)
+    tile = found.indices if tile is None else tile.T.gather(1, found.indices).long()
+    # Where nothing was found, no tile was either; ascending tiles keep the lower item first.
+    tile, order = tile.masked_fill(found.values == -torch.inf, 1 << 40).sort(1)
     items = (tile[:, :, None] * width + torch.arange(width, device=tile.device)).flatten(1)
     there = items < len(member)
     items = items.clamp_max(len(member) - 1)
@@ -78,24 +105,58 @@ def _of_group(g, best, scores, member, lists, k, size, width):
     if scores.row_scale is not None:
         logits = logits * scores.row_scale[items]
     logits = logits.masked_fill(~there, -torch.inf)
+    missing = max(0, depth - logits.shape[1])
+    logits, items = (torch.nn.functional.pad(x, (0, missing), value=v) for x, v in ((logits, -torch.inf), (items, 0)))
     order = logits.sort(dim=1, descending=True, stable=True).indices[:, :depth]
     logits = logits.gather(1, order)
     return logits, items.gather(1, order).masked_fill(logits == -torch.inf, -1)
 
 
-def _by_tile(lists: Lists, width: int, tiles: int):
-    """Barred (row, item) pairs by tile, and where each tile's begin."""
-    rows, most = lists.items.shape
-    device = lists.items.device
-    item, order = lists.items.flatten().sort()
-    row = torch.arange(rows, device=device)[:, None].expand(rows, most).flatten()[order].int()
-    starts = torch.arange(tiles + 1, device=device) * width
-    gone = lists.gone.flatten()[order].int()
-    one = item.new_zeros(1)  # never an empty tensor: its address is no address
-    return (
-        torch.cat([row, one.int()]), torch.cat([item, one]), torch.cat([gone, one.int()]),
-        torch.searchsorted(item, starts).int(),
-    )  # fmt: skip
+class Listed(NamedTuple):
+    """Barred pairs (E,) by item, and where each tile's begin (T + 1,). crowded: tiles with more than LISTED, then T where none is"""
+
+    pointer: Tensor
+    row: Tensor
+    item: Tensor
+    weight: Tensor
+    crowded: Tensor
+
+    @classmethod
+    def of(cls, barred: Barred, rows: int, width: int, tiles: int, device) -> Listed:
+        given = [(x.long(), weight) for x, weight in ((barred.seen, GONE.value), (barred.used, 1.0)) if x is not None]
+        nowhere, pad = tiles * width, torch.nn.functional.pad
+        # One pair of no item at the end: an empty tensor has no address.
+        pairs = [(x.masked_fill(x < 0, nowhere).flatten(), weight) for x, weight in given]
+        item = pad(
+            torch.cat([torch.empty(0, dtype=torch.int64, device=device), *(x for x, _ in pairs)]), (0, 1), value=nowhere
+        )
+        row = [torch.arange(rows, device=device)[:, None].expand(x.shape).flatten() for x, _ in given]
+        row = pad(torch.cat([torch.empty(0, dtype=torch.int64, device=device), *row]), (0, 1))
+        weight = torch.cat(
+            [torch.full((x.numel(),), w, device=device) for x, w in given] + [torch.zeros(1, device=device)]
+        )
+        item, order = item.sort()
+        pointer = torch.searchsorted(item, torch.arange(tiles + 1, device=device) * width).int()
+        tile = item // width
+        begins = pad(tile[1:] != tile[:-1], (1, 0), value=True)
+        full = pad(tile[LISTED:] == tile[:-LISTED], (0, min(LISTED, len(tile))), value=False)
+        crowded = tile.masked_fill(~(begins & full), tiles).sort().values[: len(tile) // LISTED + 1]
+        return cls(pointer, row[order].int(), item, weight[order], crowded.int())
+
+
+def _split(scores, barred, few):
+    """Scores and lists of so many rows at a time."""
+    for first in range(0, len(scores.hidden), few):
+        mine = slice(first, first + few)
+        seen, used = (None if x is None else x[mine] for x in barred[:2])
+        yield scores._replace(hidden=scores.hidden[mine]), Barred(seen, used, barred.eligible)
+
+
+def _joined(parts: list[Found]) -> Found:
+    masses = [part.mass for part in parts if part.mass is not None]
+    mass = torch.cat(masses) if masses else None
+    logit, items = (torch.cat([getattr(part, name) for part in parts]) for name in ("logit", "items"))
+    return Found(logit, items, parts[0].group, mass)
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -104,45 +165,137 @@ def _multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _tile_best(
-    p_hidden, p_table, p_scale, p_member, p_pointer, p_row, p_item, p_gone, p_best, p_top, p_total,
-    rows, count, tiles, width, programs,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr,
-    MASS: tl.constexpr, SCALED: tl.constexpr, WIDEN: tl.constexpr,
+    p_hidden, p_table, p_scale, p_member, p_pointer, p_row, p_item, p_weight, p_crowded, p_best, p_tile, p_top, p_total,
+    rows, count, tiles, width, programs, crowded,
+    GROUPS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr,
+    REST: tl.constexpr, LISTED: tl.constexpr, KEEP: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
+    """Through all tiles, then through the crowded ones again: a loop in which there is none can load ahead."""
     start = tl.program_id(0)
     i_row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    i_width = tl.arange(0, WIDTH)
-    m_width = i_width < width
-    hidden = tl.load(
-        p_hidden + i_row[:, None] * width + i_width[None, :], mask=(i_row < rows)[:, None] & m_width[None, :], other=0.0
-    )
+    i_lane = tl.arange(0, LANES)
+    hidden = _part(p_hidden, i_row, rows, width, 0, WIDTH)
+    rest = _part(p_hidden, i_row, rows, width, WIDTH, REST) if REST else hidden
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS], tl.float64)
+    one = tl.full([ROWS, LANES], float("-inf"), tl.float32)
+    two, three = one, one
+    in_one = tl.zeros([ROWS, LANES], tl.int32)
+    in_two, in_three = in_one, in_one
     for tile in range(start, tiles, programs):
         i_item = tl.arange(0, ITEMS) + tl.cast(tile, tl.int64) * ITEMS
-        m_item = i_item < count
-        part = tl.load(
-            p_table + i_item[:, None] * width + i_width[None, :], mask=m_item[:, None] & m_width[None, :], other=0
-        )
-        if WIDEN:
-            part = part.to(tl.float32)
-        scores = tl.dot(hidden, tl.trans(part), input_precision="ieee")  # (ROWS, ITEMS)
-        if SCALED:
-            scores = scores * tl.load(p_scale + i_item, mask=m_item, other=0.0)[None, :]
-        member = tl.load(p_member + i_item, mask=m_item, other=255)
-        inside = tl.where((member < GROUPS)[None, :], scores, float("-inf"))
-        for e in range(tl.load(p_pointer + tile), tl.load(p_pointer + tile + 1)):
-            struck = (i_row == tl.load(p_row + e))[:, None] & (i_item == tl.load(p_item + e))[None, :]
-            scores = tl.where(struck, float("-inf"), scores)
-            if MASS:
-                inside = tl.where(struck & (tl.load(p_gone + e) > 0), float("-inf"), inside)
-        if MASS:
-            new = tl.maximum(top, tl.max(inside, 1))
-            safe = tl.where(new == float("-inf"), 0.0, new)
-            total = total * tl.exp(top - safe) + tl.sum(tl.exp(inside - safe[:, None]), 1)
-            top = new
-        for g in tl.static_range(GROUPS):
-            best = tl.max(tl.where((member == g)[None, :], scores, float("-inf")), 1)
-            tl.store(p_best + tl.cast(g * tiles + tile, tl.int64) * rows + i_row, best, mask=i_row < rows)
+        scores = _scores(hidden, rest, p_table, p_scale, i_item, count, width, WIDTH, REST, SCALED)
+        member = tl.load(p_member + i_item, mask=i_item < count, other=255)
+        first, last = tl.load(p_pointer + tile), tl.load(p_pointer + tile + 1)
+        later = last - first > LISTED  # a crowded tile, perhaps by another program: nothing of it is written here
+        member = tl.where(later, 255, member)
+        struck = _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED)
+        best, top, total = _taken(scores, member, struck, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
+        if KEEP:
+            one, two, three, in_one, in_two, in_three = _kept(best, tile, one, two, three, in_one, in_two, in_three)
+        else:
+            _written(p_best, best, tile, i_row, tl.where(later, 0, rows), rows, i_lane, GROUPS)
+    for e in range(start, crowded, programs):
+        tile = tl.load(p_crowded + e)
+        if tile < tiles:
+            i_item = tl.arange(0, ITEMS) + tl.cast(tile, tl.int64) * ITEMS
+            scores = _scores(hidden, rest, p_table, p_scale, i_item, count, width, WIDTH, REST, SCALED)
+            member = tl.load(p_member + i_item, mask=i_item < count, other=255)
+            struck = tl.zeros([ROWS, ITEMS], tl.float32)
+            last = tl.load(p_pointer + tile + 1)
+            for first in range(tl.load(p_pointer + tile), last, LISTED):
+                struck += _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED)
+            best, top, total = _taken(scores, member, struck, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
+            if KEEP:
+                one, two, three, in_one, in_two, in_three = _kept(best, tile, one, two, three, in_one, in_two, in_three)
+            else:
+                _written(p_best, best, tile, i_row, rows, rows, i_lane, GROUPS)
+    if KEEP:
+        _written(p_best, one, 3 * start, i_row, rows, rows, i_lane, GROUPS)
+        _written(p_best, two, 3 * start + 1, i_row, rows, rows, i_lane, GROUPS)
+        _written(p_best, three, 3 * start + 2, i_row, rows, rows, i_lane, GROUPS)
+        _written(p_tile, in_one, 3 * start, i_row, rows, rows, i_lane, GROUPS)
+        _written(p_tile, in_two, 3 * start + 1, i_row, rows, rows, i_lane, GROUPS)
+        _written(p_tile, in_three, 3 * start + 2, i_row, rows, rows, i_lane, GROUPS)
     tl.store(p_top + start * rows + i_row, top, mask=i_row < rows)
     tl.store(p_total + start * rows + i_row, total, mask=i_row < rows)
+
+
+@triton.jit
+def _part(p_table, i_row, rows, width, first, WIDTH: tl.constexpr):
+    """(n, WIDTH) columns of these rows from `first` on."""
+    i_width = first + tl.arange(0, WIDTH)
+    inside = (i_row < rows)[:, None] & (i_width < width)[None, :]
+    return tl.load(p_table + i_row[:, None] * width + i_width[None, :], mask=inside, other=0)
+
+
+@triton.jit
+def _scores(
+    hidden, rest, p_table, p_scale, i_item, count, width, WIDTH: tl.constexpr, REST: tl.constexpr, SCALED: tl.constexpr
+):
+    """(ROWS, ITEMS)"""
+    part = _part(p_table, i_item, count, width, 0, WIDTH).to(hidden.dtype)
+    scores = tl.dot(hidden, tl.trans(part), input_precision="ieee")
+    if REST:
+        part = _part(p_table, i_item, count, width, WIDTH, REST).to(hidden.dtype)
+        scores = tl.dot(rest, tl.trans(part), scores, input_precision="ieee")
+    if SCALED:
+        scores *= tl.load(p_scale + i_item, mask=i_item < count, other=0.0)[None, :]
+    return scores
+
+
+@triton.jit
+def _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED: tl.constexpr):
+    """(ROWS, ITEMS) what is barred: above 0 for whom, at least GONE where it is not there at all.
+
+    As a product of who by what, so that a list of any order costs one small product and not a pass over the scores per entry.
+    """
+    i_entry = first + tl.arange(0, LISTED)
+    listed = i_entry < last
+    row = tl.load(p_row + i_entry, mask=listed, other=-1)
+    item = tl.load(p_item + i_entry, mask=listed, other=-1)
+    weight = tl.load(p_weight + i_entry, mask=listed, other=0.0)
+    who = tl.where(i_row[:, None] == row[None, :], weight[None, :], 0.0).to(tl.float16)
+    what = tl.where(item[:, None] == i_item[None, :], 1.0, 0.0).to(tl.float16)
+    return tl.dot(who, what)
+
+
+@triton.jit
+def _taken(
+    scores, member, struck, i_lane, top, total,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, MASS: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, LANES) the tile's best of each group, and top and total with the tile's part."""
+    if MASS:
+        inside = tl.where((member < GROUPS)[None, :] & (struck < GONE), scores, float("-inf"))
+        new = tl.maximum(top, tl.max(inside, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        mass = tl.sum(tl.exp(inside - safe[:, None]), 1)
+        total = total * tl.exp(top - safe) + mass  # in float64: a program adds up more than a thousand tiles
+        top = new
+    best = tl.full([ROWS, LANES], float("-inf"), tl.float32)
+    for g in tl.static_range(GROUPS):
+        mine = tl.max(tl.where((member == g)[None, :] & (struck == 0), scores, float("-inf")), 1)
+        best = tl.where((i_lane == g)[None, :], mine[:, None], best)
+    return best, top, total
+
+
+@triton.jit
+def _kept(best, tile, one, two, three, in_one, in_two, in_three):
+    """The three best tiles so far."""
+    first, second, third = best > one, best > two, best > three
+    three = tl.where(second, two, tl.where(third, best, three))
+    in_three = tl.where(second, in_two, tl.where(third, tile, in_three))
+    two = tl.where(first, one, tl.where(second, best, two))
+    in_two = tl.where(first, in_one, tl.where(second, tile, in_two))
+    return (
+        tl.where(first, best, one), two, three,
+        tl.where(first, tile, in_one), in_two, in_three,
+    )  # fmt: skip
+
+
+@triton.jit
+def _written(p_out, x, place, i_row, some, rows, i_lane, GROUPS: tl.constexpr):
+    """The first `some` rows of x (ROWS, LANES) at `place` of (places, rows, GROUPS)."""
+    at = (tl.cast(place, tl.int64) * rows + i_row)[:, None] * GROUPS + i_lane[None, :]
+    tl.store(p_out + at, x, mask=(i_row < some)[:, None] & (i_lane < GROUPS)[None, :])

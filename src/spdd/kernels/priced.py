@@ -24,8 +24,10 @@ MOST_GROUPS = 32  # with more distinct values than this, tiles pay
 SPARE = 2  # kept of each group beyond what is asked for, to see that nothing near was left out
 
 # What the pass may be wrong by in a log-sum-exp of float32: terms, weighted by themselves, 1.5e-6 (how far below the largest they
-# are is rounded, and averages at most log M), and sums of up to 1024 of them in 64 lanes or more, 1.3e-6.
-MASS_ERROR = 4e-6
+# are is rounded, and averages at most log M), and sums of up to 1024 of them in 64 lanes or more, 1.3e-6. A GPU's
+# powers of two are 2e-7 off, once more for every new largest a program meets.
+MASS_ERROR = 8e-6
+FAR = 0.05  # where products may be off by more than this, no norm made of them says anything
 # The last place of a float64 score, a few times over: nearer than this, scores count as told apart by nothing.
 LAST = 1e-15
 
@@ -107,6 +109,8 @@ def error_of(scores: Tensor | Product) -> Tensor | float:
     unit = 2.0**-53 if dtype_of(scores) == torch.float64 else 2.0**-24
     if torch.get_float32_matmul_precision() != "highest" and unit > 1e-12:
         unit = 2.0**-8  # products may be taken in bfloat16
+    if scores.table.is_cuda and unit > 1e-12 and scores.hidden.element_size() == 2:
+        unit = 2.0**-22  # tensor cores cut off what they add
     size = scores.hidden.double().norm(dim=1, keepdim=True) * longest(scores)
     return (scores.hidden.shape[1] + 2) * unit * size
 
@@ -180,7 +184,10 @@ def group_best(
         logits = logits_at(scores, found.items).masked_fill(found.items < 0, -torch.inf)
         last = found.logit.double().split(depth, 1)
         logits, items = _in_order(logits, found.items, depth)
-        sure = _held(logits, last, groups.size, k, error_of(scores))
+        error = error_of(scores)
+        sure = _held(logits, last, groups.size, k, error)
+        if found.mass is not None:
+            sure &= (torch.as_tensor(error) < FAR)[:, 0]
         logits, items = (torch.cat([x[:, g, :n] for g, n in enumerate(short)], 1) for x in (logits, items))
     norm = _largest(scores, logits, barred) if scale == "relative" else found.mass
     best = Best(logits, items, reference.columns(short, logits.device), norm, sure)
@@ -285,7 +292,7 @@ def _proven(found: Choice, open_: Tensor, scores, value, price, k, scale, barred
             found.items.index_copy(0, part, exact.items),
             found.score.index_copy(0, part, exact.score),
             found.logit.index_copy(0, part, exact.logit),
-            found.norm,
+            found.norm if exact.norm is None else cast(Tensor, found.norm).index_copy(0, part, exact.norm),
         )
     return found
 
