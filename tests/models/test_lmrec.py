@@ -358,6 +358,11 @@ def test_layers_that_are_not_there_are_named():
         lora.adapt(tiny().lm, layers=["wq"])
 
 
+def test_a_folder_without_a_language_model_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"`path` must be a folder with a causal language model.* cannot be loaded"):
+        lmrec.from_path(tmp_path, ids())
+
+
 def test_models_that_forget_are_refused():
     config = transformers.MistralConfig(
         vocab_size=20,

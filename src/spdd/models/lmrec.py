@@ -282,7 +282,13 @@ def from_path(
     """
     from transformers import AutoModelForCausalLM
 
-    lm = AutoModelForCausalLM.from_pretrained(path, **options)
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`path` must be a folder with a causal language model, or the name of one on the hub, and '{path}' cannot be "
+            f"loaded as one: {str(error).splitlines()[0].rstrip('.')}. Check the path."
+        ) from error
     tokenizer = _tokenizer(path, {k: options[k] for k in ("gguf_file", "revision", "token") if k in options})
     count = sum(catalog.sizes)
     first = lm.config.get_text_config().vocab_size if tokenizer is None else len(tokenizer)
