@@ -13,8 +13,8 @@ import torch
 from spdd.kernels import Barred, Product, prepare, priced, priced_argmax, priced_topk, reference, stream
 
 SCALES = reference.SCALES
-SIZES = (1, 63, 507, 1025, 2)
-ROWS = 250
+SIZES = (1, 63, 507, 1025, 2, 4999)
+ROWS = 10  # problems of one draw of sizes, types, values and exclusions
 PROBLEMS = 10_000
 
 
@@ -45,7 +45,7 @@ def drawn(seed, rows=ROWS):
     def whole(low, high):
         return int(torch.randint(low, high + 1, (1,), generator=g))
 
-    count, width, objectives = SIZES[seed % 5], whole(1, 12), whole(0, 3)
+    count, width, objectives = SIZES[seed % len(SIZES)], whole(1, 12), whole(0, 3)
     hidden, table = torch.randn(rows, width, generator=g), torch.randn(count, width, generator=g)
     if whole(0, 2) == 0:  # products of whole numbers are exact, and many are equal
         hidden, table = hidden.round(), (2 * table).round()
@@ -65,7 +65,7 @@ def drawn(seed, rows=ROWS):
     ][whole(0, 9)]()
     value = torch.rand(objectives, count, generator=g)
     value = [(value < 0.2).float(), (3 * value).round() / 3, value, value * (value < 0.02)][whole(0, 3)]
-    price = torch.randn(rows, objectives, generator=g) * [1, 0.01, 1e-9, 1e12, 0][whole(0, 4)]
+    price = torch.randn(rows, objectives, generator=g) * [1, 0.01, 1e-12, 1e12, 1e30, 0][whole(0, 5)]
     seen = torch.randint(-1, count, (rows, 6), generator=g) if whole(0, 1) else None
     used = torch.randint(-1, count, (rows, 4), generator=g) if whole(0, 1) else None
     eligible = torch.rand(count, generator=g) < 0.7 if whole(0, 3) == 0 else None
