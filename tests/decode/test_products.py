@@ -11,7 +11,7 @@ import spdd
 from spdd import SPDD, Objective
 from spdd.decode import products
 from spdd.decode.captured import Captured, put_together, taken_apart
-from spdd.kernels import Product, reference, stream
+from spdd.kernels import Barred, Product, longest, prepare, priced_topk, priced_unsettled, reference, stream
 from spdd.models.sasrec import Config, SASRec
 
 ROWS, ITEMS, WIDTH, SLOTS = 5, 300, 6, 8
@@ -355,6 +355,25 @@ def test_a_wait_is_caught(nosy, passes, plain_torch):
     problem, begun, model, source, _, _ = prepared(lambda: spdd.Greedy(slots=SLOTS), drifting())
     with NoWaiting(), pytest.raises(RuntimeError, match="waits for the device"):
         products.walk(problem, begun, Nosy(*model), source, False, False)
+
+
+@pytest.mark.parametrize("scale", reference.SCALES)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_nor_for_one_choice(scale, device, plain_torch):
+    g = torch.Generator().manual_seed(0)
+    scores = Product(torch.randn(4, 6, generator=g), torch.randn(200, 6, generator=g))
+    scores = scores._replace(longest=longest(scores))
+    ready, price = prepare((torch.rand(2, 200, generator=g) < 0.3).float()), torch.rand(4, 2, generator=g)
+    barred = Barred(torch.randint(-1, 200, (4, 9), generator=g), torch.randint(-1, 200, (4, 3), generator=g))
+    wanted = priced_topk(scores, ready, price, 3, scale=scale, **barred._asdict())
+    given = (scores, ready, price, barred) if device == "cpu" else on_meta((scores, ready, price, barred))
+    with NoWaiting():
+        found, sure = priced_unsettled(*given[:3], 3, scale=scale, barred=given[3])
+    if device == "cpu":
+        assert sure.all()
+        assert torch.equal(found.items, wanted.items)
+    with pytest.raises(ValueError, match="many levels"):
+        priced_unsettled(scores, prepare(torch.rand(1, 200)), price[:, :1], 3)
 
 
 def test_a_choice_that_is_not_proven_is_made_again(passes):

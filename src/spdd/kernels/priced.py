@@ -99,6 +99,27 @@ def priced_topk(
     return _proven(Choice(*found, norm), ~sure, scores, ready.value, price, k, scale, barred)
 
 
+@torch.no_grad()
+def priced_unsettled(
+    scores: Tensor | Product,
+    value: Values,
+    price: Tensor,
+    k: int,
+    *,
+    scale: str = "logit",
+    barred: Barred | None = None,
+) -> tuple[Choice, Tensor]:
+    """As `priced_topk`, of values with few levels, but nothing waits for the device: a CUDA graph may hold it.
+
+    What comes back is the pass's own choice, and (R,) in which rows it is proven; the others are `priced_topk`'s to settle.
+    Nothing that comes in is checked. Give `Product.longest`, or the table is read once more for it.
+    """
+    if value.groups is None:
+        raise ValueError("values of many levels cannot be served without a look at the numbers. Use `priced_topk`.")
+    found, norm, sure = _by_group(scores, value.groups, price.double(), k, scale, barred or Barred())
+    return Choice(*found, norm), sure
+
+
 def error_of(scores: Tensor | Product) -> Tensor | float:
     """By how much a logit of the pass can differ from float64's: (R, 1), or 0 where logits are given.
 
