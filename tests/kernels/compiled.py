@@ -1,6 +1,6 @@
 """What the compiler makes of the Triton pass for a Hopper: one line per setting, for test_triton.py.
 
-rows, bytes of the type, with mass, asynchronous copies, bytes of stack a thread spills
+rows, bytes of the type, asynchronous copies, bytes of stack a thread spills
 """
 
 import re
@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from spdd.kernels import gpu
 
 POINTERS = {"p_member": "u8", "p_pointer": "i32", "p_row": "i32", "p_item": "i64", "p_crowded": "i32", "p_tile": "i32"}
-POINTERS |= {"p_weight": "fp32", "p_best": "fp32", "p_top": "fp32", "p_total": "fp64"}
+POINTERS |= {"p_best": "fp32", "p_top": "fp32", "p_total": "fp64"}
 
 
 def compiled(rows, setting, kind):

@@ -149,7 +149,10 @@ class Launched:
 
 @pytest.mark.parametrize("depth", [3, 32])
 def test_forty_two_million_items_take_less_than_a_gigabyte(depth, monkeypatch):
-    """What one pass for 128 rows holds at most; not counted is what comes in: the table and a byte per item."""
+    """What one pass for 128 rows holds at most; not counted is what comes in: the table and a byte per item.
+
+    Values made ready take 13 bytes an item more for one objective (`Groups`, and the values in float64): 546 MB.
+    """
     from spdd.kernels import gpu
 
     monkeypatch.setattr(gpu, "_tile_best", Launched())
@@ -165,7 +168,7 @@ def test_forty_two_million_items_take_less_than_a_gigabyte(depth, monkeypatch):
     with Room() as made:
         gpu.group_topk(scores, groups, depth, Barred(seen, used), True)
     print(f"{made.bytes / 1e6:.0f} MB")
-    assert 1 << 20 < made.bytes < 600_000_000
+    assert 1 << 20 < made.bytes < {3: 50_000_000, 32: 300_000_000}[depth]
 
 
 class Room(TorchDispatchMode):

@@ -34,10 +34,9 @@ SETTINGS = {
     4: {16: Setting(64, 2, 4, 3), 32: Setting(64, 2, 4, 3), 64: Setting(64, 1, 8, 3), 128: Setting(32, 1, 8, 3)},
 }
 MOST_GROUPS = 8  # a tile's best is taken group by group
-ROOM = 1 << 28  # bytes for the best of every tile, where those are written
+ROOM = 1 << 27  # bytes for the best of every tile, where those are written
 LISTED = 16  # barred pairs of a tile that are looked at in one go; tiles with more come last
 KEPT = 3  # best tiles of a group that a program remembers; where more are wanted, every tile's best is written
-GONE = tl.constexpr(1024.0)  # how much more an item counts that is not there at all than one that is only used
 
 
 def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bool) -> Found:
@@ -49,14 +48,15 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
     block = next((size for size in settings if size >= rows), max(settings))
     setting = settings[block]
     tiles = -(-count // setting.items)
-    few = max(block, ROOM // (4 * levels * tiles) // block * block)
+    few = max(min(settings), ROOM // (4 * levels * tiles))
     if not keep and rows > few:  # every tile's best is written: some rows at a time, for the memory
         return _joined([group_topk(mine, groups, k, lists, mass) for mine, lists in _split(scores, barred, few)])
     hidden, table = scores.hidden.to(kind).contiguous(), scores.table.contiguous()
     member = groups.member
     if barred.eligible is not None:
         member = member.masked_fill(~barred.eligible, 255)
-    listed = Listed.of(barred, rows, setting.items, tiles, device)
+    lists = Lists.of(barred, rows, count, device)
+    listed = Listed.of(lists, setting.items, tiles)
     programs = min(tiles, setting.programs * _multiprocessors(device))
     places = KEPT * programs if keep else tiles
     best = torch.empty(places, rows, levels, dtype=torch.float32, device=device)
@@ -72,14 +72,29 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
         LISTED=LISTED, KEEP=keep, MASS=mass, SCALED=scores.row_scale is not None,
         num_warps=setting.warps, num_stages=setting.stages,
     )  # fmt: skip
-    lists = Lists.of(barred, rows, count, device)
     parts = []
     for g, size in enumerate(groups.size):
         of_tile = tile[:, :, g] if keep else None
         parts.append(_of_group(g, best[:, :, g], of_tile, scores, member, lists, min(k, size), setting.items))
     found, items = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-    masses = torch.logsumexp(top.double() + total.log(), 0)[:, None] if mass else None
+    masses = _mass(scores, top, total, member, lists) if mass else None
     return Found(found, items, columns([part[0].shape[1] for part in parts], device), masses)
+
+
+def _mass(scores, top, total, member, lists: Lists) -> Tensor:
+    """(R, 1) what programs summed, and what used items add to it: those are barred, but part of the distribution."""
+    used = lists.items.where(~lists.gone, len(member))
+    there = used < len(member)
+    used = used.where(there, 0)
+    there &= member[used] < 255
+    logits = _at(scores, used).double().masked_fill(~there, -torch.inf)
+    return torch.cat([(top.double() + total.log()).T, logits], 1).logsumexp(1, keepdim=True)
+
+
+def _at(scores: Product, items: Tensor) -> Tensor:
+    """(R, N) float32 logits of these items (R, N)."""
+    logits = torch.einsum("rd,rnd->rn", scores.hidden.float(), scores.table[items].float())
+    return logits if scores.row_scale is None else logits * scores.row_scale[items]
 
 
 def _kind(scores: Product) -> torch.dtype:
@@ -101,10 +116,7 @@ def _of_group(g, best, tile, scores, member, lists, depth, width):
     if lists.items.shape[1]:
         place = torch.searchsorted(lists.items, items).clamp_max(lists.items.shape[1] - 1)
         there &= lists.items.gather(1, place) != items
-    logits = torch.einsum("rd,rnd->rn", scores.hidden.float(), scores.table[items].float())
-    if scores.row_scale is not None:
-        logits = logits * scores.row_scale[items]
-    logits = logits.masked_fill(~there, -torch.inf)
+    logits = _at(scores, items).masked_fill(~there, -torch.inf)
     missing = max(0, depth - logits.shape[1])
     logits, items = (torch.nn.functional.pad(x, (0, missing), value=v) for x, v in ((logits, -torch.inf), (items, 0)))
     order = logits.sort(dim=1, descending=True, stable=True).indices[:, :depth]
@@ -118,30 +130,21 @@ class Listed(NamedTuple):
     pointer: Tensor
     row: Tensor
     item: Tensor
-    weight: Tensor
     crowded: Tensor
 
     @classmethod
-    def of(cls, barred: Barred, rows: int, width: int, tiles: int, device) -> Listed:
-        given = [(x.long(), weight) for x, weight in ((barred.seen, GONE.value), (barred.used, 1.0)) if x is not None]
-        nowhere, pad = tiles * width, torch.nn.functional.pad
+    def of(cls, lists: Lists, width: int, tiles: int) -> Listed:
+        rows, most = lists.items.shape
+        device, pad = lists.items.device, torch.nn.functional.pad
         # One pair of no item at the end: an empty tensor has no address.
-        pairs = [(x.masked_fill(x < 0, nowhere).flatten(), weight) for x, weight in given]
-        item = pad(
-            torch.cat([torch.empty(0, dtype=torch.int64, device=device), *(x for x, _ in pairs)]), (0, 1), value=nowhere
-        )
-        row = [torch.arange(rows, device=device)[:, None].expand(x.shape).flatten() for x, _ in given]
-        row = pad(torch.cat([torch.empty(0, dtype=torch.int64, device=device), *row]), (0, 1))
-        weight = torch.cat(
-            [torch.full((x.numel(),), w, device=device) for x, w in given] + [torch.zeros(1, device=device)]
-        )
-        item, order = item.sort()
-        pointer = torch.searchsorted(item, torch.arange(tiles + 1, device=device) * width).int()
+        item, order = pad(lists.items.flatten().clamp_max(tiles * width), (0, 1), value=tiles * width).sort()
+        row = pad(torch.arange(rows, device=device)[:, None].expand(rows, most).flatten(), (0, 1))[order]
+        pointer = torch.searchsorted(item, torch.arange(tiles + 1, device=device) * width)
         tile = item // width
         begins = pad(tile[1:] != tile[:-1], (1, 0), value=True)
         full = pad(tile[LISTED:] == tile[:-LISTED], (0, min(LISTED, len(tile))), value=False)
         crowded = tile.masked_fill(~(begins & full), tiles).sort().values[: len(tile) // LISTED + 1]
-        return cls(pointer, row[order].int(), item, weight[order], crowded.int())
+        return cls(pointer.int(), row.int(), item, crowded.int())
 
 
 def _split(scores, barred, few):
@@ -165,7 +168,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _tile_best(
-    p_hidden, p_table, p_scale, p_member, p_pointer, p_row, p_item, p_weight, p_crowded, p_best, p_tile, p_top, p_total,
+    p_hidden, p_table, p_scale, p_member, p_pointer, p_row, p_item, p_crowded, p_best, p_tile, p_top, p_total,
     rows, count, tiles, width, programs, crowded,
     GROUPS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr, WIDTH: tl.constexpr,
     REST: tl.constexpr, LISTED: tl.constexpr, KEEP: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
@@ -189,8 +192,10 @@ def _tile_best(
         first, last = tl.load(p_pointer + tile), tl.load(p_pointer + tile + 1)
         later = last - first > LISTED  # a crowded tile, perhaps by another program: nothing of it is written here
         member = tl.where(later, 255, member)
-        struck = _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED)
-        best, top, total = _taken(scores, member, struck, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
+        if last > first:
+            struck = _struck(p_row, p_item, first, last, i_row, i_item, LISTED)
+            scores = tl.where(struck > 0, float("-inf"), scores)
+        best, top, total = _taken(scores, member, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
         if KEEP:
             one, two, three, in_one, in_two, in_three = _kept(best, tile, one, two, three, in_one, in_two, in_three)
         else:
@@ -204,8 +209,9 @@ def _tile_best(
             struck = tl.zeros([ROWS, ITEMS], tl.float32)
             last = tl.load(p_pointer + tile + 1)
             for first in range(tl.load(p_pointer + tile), last, LISTED):
-                struck += _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED)
-            best, top, total = _taken(scores, member, struck, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
+                struck += _struck(p_row, p_item, first, last, i_row, i_item, LISTED)
+            scores = tl.where(struck > 0, float("-inf"), scores)
+            best, top, total = _taken(scores, member, i_lane, top, total, GROUPS, ROWS, LANES, MASS)
             if KEEP:
                 one, two, three, in_one, in_two, in_three = _kept(best, tile, one, two, three, in_one, in_two, in_three)
             else:
@@ -245,8 +251,8 @@ def _scores(
 
 
 @triton.jit
-def _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED: tl.constexpr):
-    """(ROWS, ITEMS) what is barred: above 0 for whom, at least GONE where it is not there at all.
+def _struck(p_row, p_item, first, last, i_row, i_item, LISTED: tl.constexpr):
+    """(ROWS, ITEMS) above 0 for what is barred for whom.
 
     As a product of who by what, so that a list of any order costs one small product and not a pass over the scores per entry.
     """
@@ -254,20 +260,19 @@ def _struck(p_row, p_item, p_weight, first, last, i_row, i_item, LISTED: tl.cons
     listed = i_entry < last
     row = tl.load(p_row + i_entry, mask=listed, other=-1)
     item = tl.load(p_item + i_entry, mask=listed, other=-1)
-    weight = tl.load(p_weight + i_entry, mask=listed, other=0.0)
-    who = tl.where(i_row[:, None] == row[None, :], weight[None, :], 0.0).to(tl.float16)
+    who = tl.where(i_row[:, None] == row[None, :], 1.0, 0.0).to(tl.float16)
     what = tl.where(item[:, None] == i_item[None, :], 1.0, 0.0).to(tl.float16)
     return tl.dot(who, what)
 
 
 @triton.jit
 def _taken(
-    scores, member, struck, i_lane, top, total,
+    scores, member, i_lane, top, total,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
     """(ROWS, LANES) the tile's best of each group, and top and total with the tile's part."""
     if MASS:
-        inside = tl.where((member < GROUPS)[None, :] & (struck < GONE), scores, float("-inf"))
+        inside = tl.where((member < GROUPS)[None, :], scores, float("-inf"))
         new = tl.maximum(top, tl.max(inside, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         mass = tl.sum(tl.exp(inside - safe[:, None]), 1)
@@ -275,7 +280,7 @@ def _taken(
         top = new
     best = tl.full([ROWS, LANES], float("-inf"), tl.float32)
     for g in tl.static_range(GROUPS):
-        mine = tl.max(tl.where((member == g)[None, :] & (struck == 0), scores, float("-inf")), 1)
+        mine = tl.max(tl.where((member == g)[None, :], scores, float("-inf")), 1)
         best = tl.where((i_lane == g)[None, :], mine[:, None], best)
     return best, top, total
 

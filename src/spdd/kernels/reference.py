@@ -173,7 +173,9 @@ def laid_out(level: Tensor, member: Tensor) -> Groups:
         blocks.append(place // BLOCK)
     if len(level) <= 255:  # a kernel reads this beside every score
         member = member.to(torch.uint8)
-    return Groups(level, member, tuple(count.tolist()), torch.cat(order), torch.cat(padding), tuple(blocks))
+    whole = torch.cat(order)
+    whole = whole.int() if place < 1 << 31 else whole  # kept as long as the values are, and as long as the catalogue
+    return Groups(level, member, tuple(count.tolist()), whole, torch.cat(padding), tuple(blocks))
 
 
 def grouped_topk(
@@ -220,7 +222,7 @@ def _grouped_topk(logits, groups, k, eligible):
         place = _best(inside, min(k, size))
         best.append(inside.gather(1, place))
         column = block.gather(1, place // BLOCK) * BLOCK + place % BLOCK
-        items.append(groups.order[column])
+        items.append(groups.order[column].long())
     return torch.cat(best, 1), torch.cat(items, 1)
 
 
