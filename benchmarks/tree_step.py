@@ -1,6 +1,6 @@
 """What a step along a tree of ids costs on the CPU: mask, price and next state, for all rows at once.
 
-160 rows, 1M ids of 3 tokens, V = 2048, one thread. Variants take turns in one process (order drawn anew each round); each
+160 rows, 1M ids of 3 tokens, V = 2048, one thread; and what it takes to build, save and open such a menu. Variants take turns in one process (order drawn anew each round); each
 time is the median of all rounds, beside its quartiles.
 
     fill          writing -inf to a (R, V) matrix in place, alone: what any dense mask costs at least
@@ -21,7 +21,9 @@ anything is timed, numba is held against plain torch, and `mask` against `transf
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,16 +53,30 @@ def main():
     rng = np.random.default_rng(args.seed)
     ids = rng.integers(0, V, (args.items, L))
     values = {name: rng.random(args.items) < share for name, share in (("new", 0.1), ("local", 0.3), ("partner", 0.2))}
-    began = time.perf_counter()
-    catalog = Catalog.of(ids, sizes=[V] * L)
-    between = time.perf_counter()
-    menu = Menu.of(catalog, words=[np.arange(V)] * L, columns=values)
-    built = {"catalog_s": between - began, "menu_s": time.perf_counter() - between}
-    print(f"{args.items:,} ids: tree in {built['catalog_s']:.1f} s, menu in {built['menu_s']:.1f} s")
+    built: dict[str, float] = {}
+    catalog = timed("catalog", built, lambda: Catalog.of(ids, sizes=[V] * L))
+    menu = timed("menu", built, lambda: Menu.of(catalog, words=[np.arange(V)] * L, columns=values))
+    prices = {"new": values["new"], "margin": rng.random(args.items), "price": rng.random(args.items)}
+    timed("real_values", built, lambda: menu.with_columns(prices))
+    with tempfile.TemporaryDirectory() as folder:
+        timed("save", built, lambda: menu.save(Path(folder) / "menu"))
+        menu = timed("load", built, lambda: Menu.load(Path(folder) / "menu"))
+    print(f"{args.items:,} ids, seconds (of the processor): " + ", ".join(
+        f"{name} {built[f'{name}_s']:.3f} ({built[f'{name}_cpu_s']:.3f})"
+        for name in ("catalog", "menu", "real_values", "save", "load")
+    ))  # fmt: skip
     prefixes = trie(ids)
     results = [line for level in range(L) for line in compare(level, menu, catalog, prefixes, rng, args)]
     record.table([readable(line) for line in results])
     record.write(record.origin("tree_step", args), [{**built, **line} for line in results], args.out)
+
+
+def timed(name: str, seconds: dict[str, float], make):
+    """What `make` makes; `seconds` has the time on the clock, and that of the processor, which others do not lengthen."""
+    began, worked = time.perf_counter(), time.process_time()
+    made = make()
+    seconds[f"{name}_s"], seconds[f"{name}_cpu_s"] = time.perf_counter() - began, time.process_time() - worked
+    return made
 
 
 def compare(level: int, menu: Menu, catalog: Catalog, prefixes: dict, rng, args) -> list[dict]:

@@ -69,6 +69,7 @@ CASES = [
     *((kind, 63, 3, 6, {}) for kind in COLUMNS),
     ("two", 507, 4, 4, {}),
     ("real", 507, 2, 9, {}),
+    ("real", 3000, 2, 9, {}),  # boxes below nodes of many items
     ("graded", 1, 1, 3, {}),
     ("two", 40, 1, 80, {}),
     ("two", 300, 3, 5, {"between": (1, 2), "end": 0}),
@@ -92,8 +93,11 @@ def test_numba_equals_plain_torch(kind, items, depth, size, words, monkeypatch):
         assert at.priced(menu, rows, own, in_place=True) is own
         assert torch.equal(own, scores)
         torch.testing.assert_close(at.priced(menu, twin, logits), scores, rtol=0, atol=1e-9)
-        for mine, other in zip(at.branches(menu, twin, logits), at.branches(menu, rows, logits), strict=True):
-            torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
+        for mine, other, none in zip(
+            at.branches(menu, twin, logits), at.branches(menu, rows, logits), (-1, -torch.inf, 0), strict=True
+        ):
+            torch.testing.assert_close(mine[:, : other.shape[1]], other, rtol=0, atol=1e-9)
+            assert (mine[:, other.shape[1] :] == none).all()
         tokens = scores.argmax(1)
         tokens[::4] = -1  # nothing was written
         tokens[1::7] = torch.from_numpy(rng.integers(0, menu.vocabulary + 9, len(tokens[1::7])))  # anything was
@@ -105,6 +109,26 @@ def test_numba_equals_plain_torch(kind, items, depth, size, words, monkeypatch):
     again = at.join(menu, parts)
     assert isinstance(at.advance(menu, again, np.full(len(again), 3)).stand.node, np.ndarray)
     torch.testing.assert_close(at.priced(menu, again, logits), at.priced(menu, at.to(again, "cpu"), logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numba_equals_plain_torch_whatever_the_logits_are(dtype):
+    """Far apart, forbidden here and there, infinite, not a number: tokens that follow each other and tokens that do not."""
+    for words in ({"first": 3}, {"words": [np.random.default_rng(place).permutation(300) for place in range(2)]}):
+        rng = np.random.default_rng(0)
+        catalog = Catalog.of(rng.integers(0, 300, (5000, 2)), sizes=[300] * 2)
+        menu = Menu.of(catalog, **words, columns={"new": rng.random(5000) < 0.1})
+        plan = Plan.of(menu, spdd.SPDD([Objective("new", "new", at_least=3)], slots=4))
+        rows = plan.begin(40, [rng.integers(0, 5000, 50) for _ in range(40)])
+        rows = at.advance(menu, rows, np.where(np.arange(40) % 2, menu.spell(rng.integers(0, 5000, 40))[:, 0], -1))
+        logits = torch.from_numpy(rng.normal(size=(40, menu.vocabulary)) * 10.0 ** rng.integers(-3, 6, (40, 1))).to(
+            dtype
+        )
+        for bad in (-torch.inf, torch.inf, torch.nan):
+            logits[:30][torch.from_numpy(rng.random((30, menu.vocabulary)) < 0.2)] = bad
+        found, plain_ = at.priced(menu, rows, logits), at.priced(menu, at.to(rows, "cpu"), logits)
+        assert torch.equal(found.isfinite(), plain_.isfinite())
+        torch.testing.assert_close(found, plain_, rtol=1e-12 if dtype == torch.float64 else 1e-6, atol=1e-9)
 
 
 def same_stand(menu, twin, rows):
@@ -258,8 +282,9 @@ def test_what_the_host_forbade_stays_forbidden_unless_nothing_is_left():
     some[0, first] = -torch.inf
     assert torch.isfinite(at.priced(menu, rows, some))[0].sum() == legal.sum() - 1
     for bad in (-torch.inf, torch.nan):
-        left = torch.isfinite(at.priced(menu, rows, torch.full((1, menu.vocabulary), bad)))[0]
-        assert torch.equal(left, legal)
+        for where in (rows, at.to(rows, "cpu")):
+            left = torch.isfinite(at.priced(menu, where, torch.full((1, menu.vocabulary), bad)))[0]
+            assert torch.equal(left, legal)
     assert torch.equal(torch.isfinite(at.priced(menu, rows, torch.full((1, menu.vocabulary), torch.inf)))[0], legal)
 
 

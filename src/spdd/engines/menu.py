@@ -8,6 +8,7 @@ share it, and opening a million items takes milliseconds.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -24,7 +25,7 @@ import torch
 from ..catalog import Catalog
 from ..kernels.tree import Tree
 
-FORMAT = b"spdd menu 1\n"
+FORMAT = b"spdd menu 2\n"
 CLASSES = 64  # of items by their values; where there are more, items share a class with others nearly alike
 ALIGN = 64
 
@@ -131,15 +132,16 @@ class Menu:
         lines = np.flatnonzero(large)
         big = np.full(len(first), -1, np.int32)
         big[lines] = np.arange(len(lines), dtype=np.int32)
+        held, total = self._below(klass, len(low), value, big, len(lines))
         tree = self.tree._replace(
             klass=klass,
             value=value,
             low=low,
             high=high,
             big=big,
-            held=_held(klass, len(low), first[lines], stop[lines]),
-            mass=self._sums(value, lines),
-            total=np.zeros((0, len(low), value.shape[1])) if exact else self._class_sums(value, klass, len(low), lines),
+            held=held,
+            mass=total.sum(0),
+            total=total[:, :, :0] if exact else total,
             few=few,
             exact=exact,
         )
@@ -281,27 +283,21 @@ class Menu:
             digest.update(np.ascontiguousarray(x).data if x.size else b"")
         return digest.hexdigest()[:16]
 
-    def _levels(self, lines: np.ndarray):
-        """For every level its nodes' first items, and which of `lines` are its nodes."""
-        start = self.about["start"]
-        for level in range(len(start) - 1):
-            own = (lines >= start[level]) & (lines < start[level + 1])
-            yield np.asarray(self.tree.first[start[level] : start[level + 1]]), own, lines[own] - start[level]
-
-    def _sums(self, value: np.ndarray, lines: np.ndarray) -> np.ndarray:
-        """(H, C) the sum of the values below each node of `lines`, each added up by itself."""
-        out = np.zeros((len(lines), value.shape[1]))
-        for first, own, nodes in self._levels(lines):
-            if len(nodes):
-                out[own] = np.add.reduceat(value, first, axis=0)[nodes]
-        return out
-
-    def _class_sums(self, value, klass, classes, lines) -> np.ndarray:
-        """(H, G, C) the same class by class."""
-        out = np.zeros((len(lines), classes, value.shape[1]))
-        for g in range(classes):
-            out[:, g] = self._sums(value * (klass == g)[:, None], lines)
-        return out
+    def _below(self, klass, classes, value, big, lines) -> tuple[np.ndarray, np.ndarray]:
+        """(G, H) how many items of each class lie below each line, and (G, C, H) the sums of their values."""
+        first, stop = np.asarray(self.tree.first), np.asarray(self.tree.stop)
+        held = np.zeros((classes, lines), np.int32)
+        total = np.zeros((classes, value.shape[1], lines))
+        for start, end in itertools.pairwise(self.about["start"]):
+            line = np.repeat(
+                big[start:end], stop[start:end] - first[start:end]
+            )  # (M,) of each item's node in this level
+            own = np.flatnonzero(line >= 0)
+            at = klass[own].astype(np.int64) * lines + line[own]
+            held += np.bincount(at, minlength=held.size).reshape(held.shape).astype(np.int32)
+            for c in range(value.shape[1]):
+                total[:, c] += np.bincount(at, value[own, c], held.size).reshape(held.shape)
+        return held, total
 
 
 # ---- words --------------------------------------------------------------------------------------------------
@@ -427,12 +423,3 @@ def _boxes(levels, rows: int) -> np.ndarray:
         code = code * (cuts if c in many else len(distinct)) + inverse
     code = np.unique(code, return_inverse=True)[1]
     return np.minimum(code, CLASSES - 1)  # with very many columns the last box takes what is left
-
-
-def _held(klass, classes, first, stop) -> np.ndarray:
-    """(H, G) how many items of each class lie below each node."""
-    out = np.empty((len(first), classes), np.int32)
-    for g in range(classes):
-        upto = np.concatenate([[0], np.cumsum(klass == g, dtype=np.int32)])
-        out[:, g] = upto[stop] - upto[first]
-    return out

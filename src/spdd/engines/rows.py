@@ -107,11 +107,11 @@ def priced(menu: Menu, rows: Rows, logits: Tensor, *, in_place: bool = False) ->
     elif not FAST:
         out = plain.scores(menu.tensors, *_tensors(rows), logits.cpu()).to(logits.device)
     else:
-        from ..kernels import tree_cpu
+        from ..kernels import tree_scores_cpu
 
         given = _ready(logits)
         out = given if in_place else torch.empty_like(given)
-        tree_cpu.scores(menu.tree, rows.terms, rows.stand, given.numpy(), out.numpy())
+        tree_scores_cpu.scores(menu.tree, rows.terms, rows.stand, given.numpy(), out.numpy())
     if in_place:
         return logits if out.data_ptr() == logits.data_ptr() else logits.copy_(out)
     return out.to(logits)
@@ -123,12 +123,12 @@ def branches(menu: Menu, rows: Rows, logits: Tensor) -> tuple[Tensor, Tensor, Te
         return plain.branches(_tree_on(menu, logits.device), rows.terms, rows.stand, logits)
     if not FAST:
         return plain.branches(menu.tensors, *_tensors(rows), logits.cpu())
-    from ..kernels import tree_cpu
+    from ..kernels import tree_scores_cpu
 
     given = _ready(logits)
-    shape = len(rows), menu.tree.fan
+    shape = len(rows), tree_scores_cpu.widest(menu.tree, rows.stand)
     word, sure, paid = np.full(shape, -1), np.full(shape, -np.inf), np.zeros(shape)
-    tree_cpu.branches(menu.tree, rows.terms, rows.stand, given.numpy(), word, sure, paid)
+    tree_scores_cpu.branches(menu.tree, rows.terms, rows.stand, given.numpy(), word, sure, paid)
     return torch.from_numpy(word), torch.from_numpy(sure), torch.from_numpy(paid)
 
 

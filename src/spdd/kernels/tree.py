@@ -4,7 +4,8 @@ Rows spell items token by token along a tree of ids. A node's children are one r
 what a row may still have below a child is a count: of the classes of items its guard admits, less those that are
 closed to it (used, or excluded). Nodes with many items have these counts ready; of the others the items are looked at.
 Classes are items of equal values, or of values in one box where there are too many for that.
-Nothing here loops over rows, children or items. `tree_cpu.py` is the same in numba, and this says what right means.
+Nothing here loops over rows, children or items. `tree_cpu.py` and `tree_scores_cpu.py` are the same in numba, and this says what
+right means.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Tree(NamedTuple):
     klass:  (M,) class of the item at each place.  value: (M, C)
     low, high: (G, C) least and largest value in each class; the same where `exact`
     big:    (N,) line of the node in `held`, `mass` and `total`; -1 for nodes with few items
-    held:   (H, G) how many items of each class.  mass: (H, C) sum of their values.  total: (H, G, C), empty if exact
+    held:   (G, H) how many items of each class.  mass: (C, H) sum of their values.  total: (G, C, H), empty if exact
     between: (S,) tokens written between items.  end: the token after a full slate, -1 for none
     depth:  L.  fan: most children of a node.  few: most items of a node with no line.  exact: see above
     """
@@ -183,7 +184,9 @@ def branches(tree: Tree, terms: Terms, stand: Stand, logits: Tensor) -> tuple[Te
     word = tree.word[child.clamp_min(0)].long().masked_fill(~there, -1)
     count, total = _below(tree, terms, stand, child)
     legal = there & (count > 0)
-    sure = logits.gather(1, word.clamp_min(0)).double().nan_to_num(-torch.inf, torch.finfo(torch.float64).max)
+    sure = (
+        logits.gather(1, word.clamp_min(0)).double().nan_to_num(-torch.inf, torch.finfo(torch.float64).max, -torch.inf)
+    )
     sure = sure.masked_fill(~there, -torch.inf)
     # A host that forbade all of them still gets legal ones: forbidding is not ours to break, naming no item is worse.
     barred = (sure.masked_fill(~legal, -torch.inf) == -torch.inf).all(1, keepdim=True)
@@ -227,12 +230,12 @@ def _below(tree: Tree, terms: Terms, stand: Stand, nodes: Tensor) -> tuple[Tenso
     """How many items a row may have below its nodes (R, W), and the sum of what they are paid; nodes ascending or -1."""
     there, node = nodes >= 0, nodes.clamp_min(0)
     begin, end, line = tree.first[node].long(), tree.stop[node].long(), tree.big[node].long()
-    held = tree.held[line.clamp_min(0)] * stand.allowed[:, None]  # (R, W, G)
+    held = tree.held.T[line.clamp_min(0)] * stand.allowed[:, None]  # (R, W, G)
     count = held.sum(2)
     if tree.exact:
         total = (held * stand.worth[:, None]).sum(2)
     else:
-        total = (tree.total[line.clamp_min(0)] * stand.allowed[:, None, :, None]).sum(2)
+        total = (tree.total.permute(2, 0, 1)[line.clamp_min(0)] * stand.allowed[:, None, :, None]).sum(2)
         total = (total * stand.net[:, None]).sum(2)
     large = there & (line >= 0)
     count, total = count.masked_fill(~large, 0).double(), total.masked_fill(~large, 0)

@@ -1,4 +1,7 @@
-"""The tree step in numba, row by row without temporaries; `tree.py` says what it means. Numpy arrays in and out."""
+"""Where rows of the tree stand, in numba: `settle` and `advance` of `tree.py`, which says what they mean, in place and row by row.
+
+Numpy arrays in and out. `tree_scores_cpu.py` has the other half, what rows may write.
+"""
 
 from __future__ import annotations
 
@@ -7,165 +10,179 @@ import math
 import numba
 import numpy as np
 
-from .tree import CAP, FLOOR, FREE, FULL, HUGE, LOST, RUNNING, Stand, Terms, Tree
+from .tree import CAP, FLOOR, FREE, FULL, HUGE, LOST, RUNNING, SEVERAL, Stand, Terms, Tree
 
-MOST = float(np.finfo(np.float64).max)
+# Tuples are unpacked once a call: handing on 46 arrays costs more than using them.
 
 
 @numba.njit(cache=True, nogil=True)
 def settle(tree: Tree, terms: Terms, stand: Stand):
     """`tree.settle` of all rows, in place."""
-    for row in range(len(stand.node)):
-        _settle(tree, terms, stand, row)
+    exact, low, high, held, klass = tree.exact, tree.low, tree.high, tree.held[:, 0].copy(), tree.klass
+    initial, rate, ceiling, excess, net = terms.initial, terms.rate, terms.ceiling, stand.excess, stand.net
+    kind, slots, least, most = terms.kind, terms.slots, terms.least, terms.most
+    gives, witness = terms.gives, terms.witness
+    allowed, worth, gained, alive, shut = stand.allowed, stand.worth, stand.gained, stand.alive, stand.closed
+    over, count = stand.over, stand.count
+    room = np.empty(net.shape[1])
+    for row in range(len(over)):
+        _price(row, initial, rate, ceiling, excess, exact, low, net, worth)
+        _admit(row, kind, low, high, gained, gives, least, most, alive, allowed, room)
+        left = _let_go(row, held, klass, allowed, shut, witness, alive)
+        if over[row] == RUNNING and (not left or count[row] >= slots[row]):
+            over[row] = FULL
 
 
 @numba.njit(cache=True, nogil=True)
 def advance(tree: Tree, terms: Terms, stand: Stand, tokens):
     """`tree.advance` over tokens (R, T), one after the other, in place."""
+    child, codes, code_of, between, depth = tree.child, tree.code, tree.code_of, tree.between, tree.depth
+    first, stop, klass, value, held = tree.first, tree.stop, tree.klass, tree.value, tree.held[:, 0].copy()
+    exact, low_, high_ = tree.exact, tree.low, tree.high
+    initial, rate, ceiling, share, remaining = terms.initial, terms.rate, terms.ceiling, terms.share, terms.remaining
+    kind, slots, least, most = terms.kind, terms.slots, terms.least, terms.most
+    gives, witness = terms.gives, terms.witness
+    floor, cap, column = terms.floor, terms.cap, terms.column
+    nodes, places, overs, counts, chosen = stand.node, stand.place, stand.over, stand.count, stand.chosen
+    allowed, worth, gained, alive, shut = stand.allowed, stand.worth, stand.gained, stand.alive, stand.closed
+    excess, net = stand.excess, stand.net
+    room = np.empty(net.shape[1])
     for row in range(tokens.shape[0]):
         for t in range(tokens.shape[1]):
-            if tokens[row, t] >= 0 and stand.over[row] == RUNNING:
-                _advance(tree, terms, stand, row, tokens[row, t])
-
-
-@numba.njit(cache=True, nogil=True)
-def branches(tree: Tree, terms: Terms, stand: Stand, logits, words, sures, pays):
-    """`tree.branches`, written to words, sures and pays (R, W), which hold -1, -inf and 0."""
-    _step(tree, terms, stand, logits, logits, False, words, sures, pays)
-
-
-@numba.njit(cache=True, nogil=True)
-def scores(tree: Tree, terms: Terms, stand: Stand, logits, out):
-    """`tree.scores`, written to out (R, V), which may be the logits themselves."""
-    words, sures, pays = np.empty((1, 0), np.int64), np.empty((1, tree.fan)), np.empty((1, tree.fan))
-    _step(tree, terms, stand, logits, out, True, words, sures, pays)
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _step(tree, terms, stand, logits, out, dense, words, sures, pays):
-    """Both of the above. One function, with all arrays at hand: handing them on costs more than using them."""
-    tree_child, tree_first, tree_stop, tree_word = tree.child, tree.first, tree.stop, tree.word
-    klass, value, big, held, mass, total_of = tree.klass, tree.value, tree.big, tree.held, tree.mass, tree.total
-    exact, between, end_word, depth = tree.exact, tree.between, tree.end, tree.depth
-    nodes, places, overs, shut, net = stand.node, stand.place, stand.over, stand.closed, stand.net
-    allowed, worth, alive, witness = stand.allowed, stand.worth, stand.alive, terms.witness
-    columns, classes = value.shape[1], allowed.shape[1]
-    for row in range(logits.shape[0]):
-        if overs[row] != RUNNING or places[row] >= depth:
-            if dense:
-                only = end_word if overs[row] != RUNNING else between[places[row] - depth]
-                if only >= 0:
-                    out[row, :] = -np.inf
-                    out[row, only] = 0
+            token, place = tokens[row, t], places[row]
+            if token < 0 or overs[row] != RUNNING:
+                continue
+            if place >= depth:  # between two items
+                if token != between[place - depth]:
+                    overs[row] = LOST
+                elif place + 1 == depth + len(between):
+                    places[row], nodes[row] = 0, 0
                 else:
-                    out[row, :] = logits[row, :]
+                    places[row] = place + 1
+                continue
+            code = code_of[place, token] if token < code_of.shape[1] else -1
+            begin, end = child[nodes[row]], child[nodes[row] + 1]
+            # Codes ascend: one stands at most as far from the first child as it differs from its code.
+            low, high = begin, min(end, begin + max(code - codes[begin], 0) + 1)
+            while high - low > 1:
+                middle = (low + high) // 2
+                if codes[middle] <= code:
+                    low = middle
+                else:
+                    high = middle
+            if code < 0 or codes[low] != code:
+                overs[row] = LOST
+                continue
+            nodes[row], places[row] = low, place + 1
+            if place + 1 < depth:
+                continue
+            # An id is whole: the row takes the item it stands for.
+            item = _item(row, first[low], stop[low], shut, klass, value, exact, net, worth, allowed, witness, alive)
+            if item < 0:
+                overs[row] = LOST
+                continue
+            left = slots[row] - counts[row]
+            _leave(row, item, value, gained, kind, column, floor, cap, gives, witness, alive, room)
+            _gain(row, item, value, share, remaining, slots, left, gained, excess)
+            _insert(row, shut, item)
+            chosen[row, counts[row]] = item
+            counts[row] += 1
+            _price(row, initial, rate, ceiling, excess, exact, low_, net, worth)
+            _admit(row, kind, low_, high_, gained, gives, least, most, alive, allowed, room)
+            if not _let_go(row, held, klass, allowed, shut, witness, alive) or left <= 1:
+                overs[row] = FULL
+            if overs[row] == FULL or len(between) == 0:
+                places[row], nodes[row] = 0, 0
+
+
+# ---- where an id is whole ---------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def _item(row, first, stop, shut, klass, value, exact, net, worth, allowed, witness, alive):
+    """The best paid open item of an id, those the guard admits first; -1 where none is open."""
+    best, best_paid, best_kept = -1, 0.0, False
+    near = behind(shut, row, first)
+    for item in range(first, stop):
+        if near < shut.shape[1] and shut[row, near] == item:
+            near += 1
             continue
-        line = 0 if dense else row
-        node = nodes[row]
-        begin = tree_child[node]
-        n = tree_child[node + 1] - begin
-        whole = True
-        for g in range(classes):
-            whole = whole and allowed[row, g]
-        c, last = 0, shut.shape[1]  # the first closed item at or behind the node's first
-        while c < last:
-            middle = (c + last) // 2
-            if shut[row, middle] < tree_first[node]:
-                c = middle + 1
-            else:
-                last = middle
-        last = shut.shape[1]
-        all_count, all_total = 0, 0.0
-        top, top_legal = -np.inf, -np.inf
-        for k in range(n):
-            first, stop, at = tree_first[begin + k], tree_stop[begin + k], big[begin + k]
-            count, total = 0, 0.0
-            if at >= 0:
-                if whole:
-                    count = stop - first
-                    for v in range(columns):
-                        total += mass[at, v] * net[row, v]
-                else:
-                    for g in range(classes):
-                        if allowed[row, g]:
-                            count += held[at, g]
-                            if exact:
-                                total += held[at, g] * worth[row, g]
-                            else:
-                                for v in range(columns):
-                                    total += total_of[at, g, v] * net[row, v]
-            else:
-                for item in range(first, stop):
-                    g = klass[item]
-                    if allowed[row, g]:
-                        count += 1
-                        if exact:
-                            total += worth[row, g]
-                        else:
-                            for v in range(columns):
-                                total += value[item, v] * net[row, v]
-            while c < last and shut[row, c] < stop:
-                item = shut[row, c]
-                g = klass[item]
-                if allowed[row, g]:
-                    count -= 1
-                    if exact:
-                        total -= worth[row, g]
-                    else:
-                        for v in range(columns):
-                            total -= value[item, v] * net[row, v]
-                c += 1
-            if not whole:
-                for w in range(witness.shape[1]):
-                    item = witness[row, w]
-                    if first <= item < stop and alive[row, w] and not allowed[row, klass[item]]:
-                        count += 1
-                        for v in range(columns):
-                            total += value[item, v] * net[row, v]
-            score = np.float64(logits[row, tree_word[begin + k]])
-            if math.isnan(score):
-                score = -np.inf
-            elif score == np.inf:
-                score = MOST
-            sures[line, k] = score
-            top = max(top, score)
-            if count > 0:
-                pays[line, k] = total / count
-                all_count += count
-                all_total += total
-                top_legal = max(top_legal, score)
-            else:
-                pays[line, k] = -np.inf
-        if dense:
-            out[row, :] = -np.inf  # only now: `out` may be the logits themselves
-        banned = top_legal == -np.inf  # the host forbade all of them
-        if banned:
-            top = 0.0
-        sum_ = 0.0
-        for k in range(n):
-            if banned:
-                sures[line, k] = 0.0
-            sum_ += math.exp(sures[line, k] - top)
-        norm, above = top + math.log(sum_), all_total / max(all_count, 1)
-        for k in range(n):
-            if pays[line, k] != -np.inf:
-                if dense:
-                    out[row, tree_word[begin + k]] = sures[line, k] - norm + (pays[line, k] - above)
-                else:
-                    words[row, k] = tree_word[begin + k]
-                    sures[row, k] -= norm
-                    pays[row, k] -= above
-            elif not dense:
-                sures[row, k], pays[row, k] = -np.inf, 0.0
+        kept = allowed[row, klass[item]]
+        for w in range(witness.shape[1]):
+            kept = kept or (alive[row, w] and witness[row, w] == item)
+        paid = 0.0
+        if exact:
+            paid = worth[row, klass[item]]
+        else:
+            for c in range(net.shape[1]):
+                paid += value[item, c] * net[row, c]
+        if best < 0 or (kept and not best_kept) or (kept == best_kept and paid > best_paid):
+            best, best_paid, best_kept = item, paid, kept
+    return best
 
 
 @numba.njit(cache=True, nogil=True)
-def _first_closed(stand, row, place):
-    """The first closed item at or behind `place`."""
-    low, high = 0, stand.closed.shape[1]
+def _leave(row, item, value, gained, kind, column, floor, cap, gives, witness, alive, total):
+    """The witness item that makes room leaves; see `decode.guard.advance`."""
+    if kind[row] == FREE:
+        return
+    if kind[row] == SEVERAL:
+        _sum(row, gained, gives, alive, total)
+    out, least = -1, 0.0
+    for w in range(alive.shape[1]):
+        if not alive[row, w]:
+            continue
+        if witness[row, w] == item:
+            out = w
+            break
+        if kind[row] == FLOOR:
+            keep = gives[row, w, column[row]]
+        elif kind[row] == CAP:
+            keep = -gives[row, w, column[row]]
+        else:
+            same, room = True, np.inf
+            for c in range(value.shape[1]):
+                least_, most = floor[row, c], cap[row, c]
+                if math.isinf(least_) and math.isinf(most):
+                    continue
+                same = same and gives[row, w, c] == value[item, c]
+                size = 1 + abs(most if math.isinf(least_) else least_)
+                left = total[c] + value[item, c] - gives[row, w, c]
+                room = min(room, (left - least_) / size, (most - left) / size)
+            keep = -np.inf if same else -room
+        if out < 0 or keep < least:
+            out, least = w, keep
+    if out >= 0:
+        alive[row, out] = False
+
+
+@numba.njit(cache=True, nogil=True)
+def _gain(row, item, value, share, remaining, slots, left, gained, excess):
+    columns = value.shape[1]
+    for p in range(2 * columns):
+        due = share[row, p]
+        if remaining[row]:
+            due = (due * slots[row] - gained[row, p % columns]) / max(left, 1)
+        excess[row, p] += value[item, p % columns] - due
+    for c in range(columns):
+        gained[row, c] += value[item, c]
+
+
+@numba.njit(cache=True, nogil=True)
+def _insert(row, shut, item):
+    near = behind(shut, row, item)
+    for e in range(shut.shape[1] - 1, near, -1):
+        shut[row, e] = shut[row, e - 1]
+    shut[row, near] = item
+
+
+@numba.njit(cache=True, nogil=True)
+def behind(shut, row, place):
+    """Where the first closed item at or behind `place` stands."""
+    low, high = 0, shut.shape[1]
     while low < high:
         middle = (low + high) // 2
-        if stand.closed[row, middle] < place:
+        if shut[row, middle] < place:
             low = middle + 1
         else:
             high = middle
@@ -173,197 +190,86 @@ def _first_closed(stand, row, place):
 
 
 @numba.njit(cache=True, nogil=True)
-def _worth(tree, stand, row, item):
-    if tree.exact:
-        return stand.worth[row, tree.klass[item]]
-    paid = 0.0
-    for c in range(tree.value.shape[1]):
-        paid += tree.value[item, c] * stand.net[row, c]
-    return paid
-
-
-@numba.njit(cache=True, nogil=True)
-def _any_left(tree, terms, stand, row):
-    """Whether the row may have any item at all."""
-    count = 0
-    for g in range(tree.held.shape[1]):
-        if stand.allowed[row, g]:
-            count += tree.held[0, g]
-    for e in range(stand.closed.shape[1]):
-        item = stand.closed[row, e]
-        if item < len(tree.klass) and stand.allowed[row, tree.klass[item]]:
-            count -= 1
-    for w in range(terms.witness.shape[1]):
-        if stand.alive[row, w] and not stand.allowed[row, tree.klass[terms.witness[row, w]]]:
-            count += 1
-    return count > 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _settle(tree, terms, stand, row):
-    columns, classes = tree.value.shape[1], tree.low.shape[0]
+def _price(row, initial, rate, ceiling, excess, exact, low, net, worth):
+    """Today's price of each column, and of each class."""
+    columns = net.shape[1]
     for c in range(columns):
-        net = 0.0
+        net[row, c] = 0.0
         for side in range(2):
             p = c + side * columns
             sign = 1.0 - 2.0 * side
-            dual = terms.initial[row, p]
-            if dual != 0.0:
-                dual = dual * math.exp(-terms.rate[row, p] * stand.excess[row, p] * sign)
-                net += min(dual, terms.ceiling[row, p], HUGE) * sign
-        stand.net[row, c] = net
-    for g in range(classes):
-        if tree.exact:
-            paid = 0.0
-            for c in range(columns):
-                paid += tree.low[g, c] * stand.net[row, c]
-            stand.worth[row, g] = paid
-        stand.allowed[row, g] = terms.kind[row] == FREE
-    if stand.count[row] >= terms.slots[row]:
-        stand.over[row] = FULL
-    if terms.kind[row] != FREE:
-        _admit(tree, terms, stand, row)
-    if not _any_left(tree, terms, stand, row):
-        stand.allowed[row] = True  # promises are let go before the slate is
-        if stand.over[row] == RUNNING and not _any_left(tree, terms, stand, row):
-            stand.over[row] = FULL
-
-
-@numba.njit(cache=True, nogil=True)
-def _admit(tree, terms, stand, row):
-    """Classes of which any item may be swapped for one of the witness."""
-    columns = tree.value.shape[1]
-    low, high = np.empty(columns), np.empty(columns)
-    total = np.zeros(columns)
-    for c in range(columns):
-        for w in range(stand.alive.shape[1]):
-            if stand.alive[row, w]:
-                total[c] += terms.gives[row, w, c]
-        total[c] += stand.gained[row, c]
-    for w in range(stand.alive.shape[1]):
-        if not stand.alive[row, w]:
-            continue
+            if initial[row, p] != 0.0:
+                dual = initial[row, p] * math.exp(-rate[row, p] * excess[row, p] * sign)
+                net[row, c] += min(dual, ceiling[row, p], HUGE) * sign
+    for g in range(worth.shape[1] if exact else 0):
+        paid = 0.0
         for c in range(columns):
-            without = total[c] - terms.gives[row, w, c]
-            low[c], high[c] = terms.least[row, c] - without, terms.most[row, c] - without
-        for g in range(tree.low.shape[0]):
-            if not stand.allowed[row, g]:
-                fits = True
-                for c in range(columns):
-                    if tree.low[g, c] < low[c] or tree.high[g, c] > high[c]:
-                        fits = False
-                        break
-                stand.allowed[row, g] = fits
+            paid += low[g, c] * net[row, c]
+        worth[row, g] = paid
 
 
 @numba.njit(cache=True, nogil=True)
-def _advance(tree, terms, stand, row, token):
-    if stand.place[row] >= tree.depth:
-        if token != tree.between[stand.place[row] - tree.depth]:
-            stand.over[row] = LOST
-            return
-        stand.place[row] += 1
-        if stand.place[row] == tree.depth + len(tree.between):
-            stand.place[row], stand.node[row] = 0, 0
+def _admit(row, kind, low, high, gained, gives, least, most, alive, allowed, total):
+    """Classes of which any item may be swapped for one of the witness."""
+    for g in range(allowed.shape[1]):
+        allowed[row, g] = kind[row] == FREE
+    if kind[row] == FREE:
         return
-    code = -1
-    if token < tree.code_of.shape[1]:
-        code = tree.code_of[stand.place[row], token]
-    node = stand.node[row]
-    low, high = tree.child[node], tree.child[node + 1]
-    end = high
-    while low < high:
-        middle = (low + high) // 2
-        if tree.code[middle] < code:
-            low = middle + 1
-        else:
-            high = middle
-    if code < 0 or low >= end or tree.code[low] != code:
-        stand.over[row] = LOST
-        return
-    stand.node[row] = low
-    stand.place[row] += 1
-    if stand.place[row] < tree.depth:
-        return
-    item = _item(tree, terms, stand, row, low)
-    if item < 0:
-        stand.over[row] = LOST
-        return
-    _take(tree, terms, stand, row, item)
-    _settle(tree, terms, stand, row)
-    if stand.over[row] == FULL or len(tree.between) == 0:
-        stand.place[row], stand.node[row] = 0, 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _item(tree, terms, stand, row, leaf):
-    """The best paid open item of an id, those the guard admits first."""
-    best, best_paid, best_kept = -1, 0.0, False
-    for item in range(tree.first[leaf], tree.stop[leaf]):
-        near = _first_closed(stand, row, item)
-        if near < stand.closed.shape[1] and stand.closed[row, near] == item:
-            continue
-        kept = stand.allowed[row, tree.klass[item]]
-        for w in range(terms.witness.shape[1]):
-            kept = kept or (stand.alive[row, w] and terms.witness[row, w] == item)
-        paid = _worth(tree, stand, row, item)
-        if best < 0 or (kept and not best_kept) or (kept == best_kept and paid > best_paid):
-            best, best_paid, best_kept = item, paid, kept
-    return best
-
-
-@numba.njit(cache=True, nogil=True)
-def _take(tree, terms, stand, row, item):
-    columns = tree.value.shape[1]
-    _leave(tree, terms, stand, row, item)
-    for p in range(2 * columns):
-        due = terms.share[row, p]
-        if terms.remaining[row]:
-            missing = due * terms.slots[row] - stand.gained[row, p % columns]
-            due = missing / max(terms.slots[row] - stand.count[row], 1)
-        stand.excess[row, p] += tree.value[item, p % columns] - due
-    for c in range(columns):
-        stand.gained[row, c] += tree.value[item, c]
-    stand.chosen[row, stand.count[row]] = item
-    stand.count[row] += 1
-    near = _first_closed(stand, row, item)
-    for e in range(stand.closed.shape[1] - 1, near, -1):
-        stand.closed[row, e] = stand.closed[row, e - 1]
-    stand.closed[row, near] = item
-
-
-@numba.njit(cache=True, nogil=True)
-def _leave(tree, terms, stand, row, item):
-    """The witness item that makes room leaves; see `decode.guard.advance`."""
-    columns, kind = tree.value.shape[1], terms.kind[row]
-    total = stand.gained[row].copy()
-    for w in range(stand.alive.shape[1]):
-        if stand.alive[row, w]:
+    _sum(row, gained, gives, alive, total)
+    columns = gained.shape[1]
+    for w in range(alive.shape[1]):
+        if not alive[row, w] or (w > 0 and alive[row, w - 1] and _same(gives, row, w, w - 1)):
+            continue  # witness items that give the same admit the same
+        for g in range(allowed.shape[1]):
+            fits = not allowed[row, g]
             for c in range(columns):
-                total[c] += terms.gives[row, w, c]
-    out, least = -1, 0.0
-    for w in range(stand.alive.shape[1]):
-        if not stand.alive[row, w]:
-            continue
-        if terms.witness[row, w] == item:
-            out = w
-            break
-        if kind == FLOOR:
-            keep = terms.gives[row, w, terms.column[row]]
-        elif kind == CAP:
-            keep = -terms.gives[row, w, terms.column[row]]
-        else:
-            same, room = True, np.inf
-            for c in range(columns):
-                floor, cap = terms.floor[row, c], terms.cap[row, c]
-                if math.isinf(floor) and math.isinf(cap):
-                    continue
-                same = same and terms.gives[row, w, c] == tree.value[item, c]
-                size = 1 + abs(cap if math.isinf(floor) else floor)
-                left = total[c] + tree.value[item, c] - terms.gives[row, w, c]
-                room = min(room, (left - floor) / size, (cap - left) / size)
-            keep = -np.inf if same else -room
-        if out < 0 or keep < least:
-            out, least = w, keep
-    if out >= 0:
-        stand.alive[row, out] = False
+                without = total[c] - gives[row, w, c]
+                fits = fits and low[g, c] >= least[row, c] - without and high[g, c] <= most[row, c] - without
+            allowed[row, g] = allowed[row, g] or fits
+
+
+@numba.njit(cache=True, nogil=True)
+def _same(gives, row, w, v):
+    same = True
+    for c in range(gives.shape[2]):
+        same = same and gives[row, w, c] == gives[row, v, c]
+    return same
+
+
+@numba.njit(cache=True, nogil=True)
+def _sum(row, gained, gives, alive, total):
+    """What the row has and its witness would give, together."""
+    for c in range(gained.shape[1]):
+        total[c] = 0.0
+        for w in range(alive.shape[1]):
+            if alive[row, w]:
+                total[c] += gives[row, w, c]
+        total[c] += gained[row, c]
+
+
+@numba.njit(cache=True, nogil=True)
+def _let_go(row, held, klass, allowed, shut, witness, alive):
+    """Whether the row may have any item at all, with its promises, or without them: they are let go before the slate is."""
+    if _any_left(row, held, klass, allowed, shut, witness, alive):
+        return True
+    for g in range(allowed.shape[1]):
+        allowed[row, g] = True
+    return _any_left(row, held, klass, allowed, shut, witness, alive)
+
+
+@numba.njit(cache=True, nogil=True)
+def _any_left(row, held, klass, allowed, shut, witness, alive):
+    count = 0
+    for g in range(allowed.shape[1]):
+        if allowed[row, g]:
+            count += held[g]
+    if count > shut.shape[1]:
+        return True
+    for e in range(shut.shape[1]):
+        item = shut[row, e]
+        if item < len(klass) and allowed[row, klass[item]]:
+            count -= 1
+    for w in range(witness.shape[1]):
+        if alive[row, w] and not allowed[row, klass[witness[row, w]]]:
+            count += 1
+    return count > 0
