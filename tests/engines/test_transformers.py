@@ -256,9 +256,10 @@ def test_hostile_settings_never_yield_an_illegal_id(model, policies, histories, 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_items_under_hostile_sampling(new, old):
-    """Temperature 2, top-k and top-p: only ids of items, none twice, none seen, floors met in every row."""
+    """A model whose own settings say temperature 2, top-k and top-p: only ids of items, none twice or seen, floors met in every row."""
     catalog = Catalog.of(np.random.default_rng(0).integers(0, 8, (M, 3)), sizes=[8] * 3)
     lm = small_llama(catalog, width=16, layers=1, heads=2, dropout=0.0).lm
+    lm.generation_config = GenerationConfig(do_sample=True, temperature=2.0, top_k=40, top_p=0.95, pad_token_id=1)
     menu = Menu.of(catalog, first=2, columns={"new": new, "old": old})
     stated = [
         {"slots": 10, "objectives": [{"name": "new", "at_least": 3}]},
@@ -273,9 +274,8 @@ def test_a_hundred_thousand_items_under_hostile_sampling(new, old):
         mix = [plans[i % 2] for i in range(rows)]
         processor = SlateProcessor(mix, 2, exclude=seen)
         out = lm.generate(
-            prompts, attention_mask=torch.ones_like(prompts), logits_processor=[processor], max_new_tokens=30, do_sample=True,
-            temperature=2.0, top_k=40, top_p=0.95,
-        )  # fmt: skip
+            prompts, attention_mask=torch.ones_like(prompts), logits_processor=[processor], max_new_tokens=30
+        )
         ids = set(map(tuple, menu.spell(np.arange(M)).tolist()))
         assert all(tuple(x) in ids for x in out[:, 2:].reshape(-1, 3).tolist())
         final = processor.replay(out)

@@ -7,12 +7,16 @@ some of the slots into each step, in any order. `test_vllm_real.py` runs the sam
 
 import json
 import types
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from spdd.catalog import Catalog
 from spdd.engines import request, vllm
@@ -133,7 +137,7 @@ class V1:
     """vLLM's InputBatch, what a processor is told of it: holes are filled, then rows slide down, then rows may swap."""
 
     def __init__(self, rng, processor):
-        self.rng, self.processor, self.rows = rng, processor, []
+        self.rng, self.processor, self.rows, self.told = rng, processor, [], Counter()
 
     def change(self, leave, come):
         removed = sorted((self.rows.index(x) for x in leave), reverse=True)
@@ -159,6 +163,7 @@ class V1:
             self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
             moved.append((one, other, Move.SWAP))
         nothing = not (removed or added or moved)
+        self.told.update(remove=len(leave), add=len(added), **Counter(how.name for _, _, how in moved))
         update = types.SimpleNamespace(batch_size=len(self.rows), removed=removed, added=added, moved=moved)
         self.processor.update_state(None if nothing else update)
 
@@ -166,18 +171,22 @@ class V1:
 def run_v1(seed, oracle):
     rng, draw = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     batch = V1(rng, vllm.SlateProcessor(config(), torch.device("cpu"), False))
-    delayed, waiting, steps = rng.random() < 0.5, [], 0
+    delayed, waiting = rng.random() < 0.5, []
     for step in range(8):
         leave = [x for x in batch.rows if rng.random() < 0.1]
-        waiting += [x for x in leave if rng.random() < 0.6]  # pre-empted, the rest is done
+        preempted = [x for x in leave if rng.random() < 0.6]  # the rest is done
+        waiting += preempted
         come = [x for x in waiting if rng.random() < 0.4]
         waiting = [x for x in waiting if x not in come]
+        batch.told.update(preempt=len(preempted), resume=len(come))
         for x in come:
             if rng.random() < 0.5:
                 x.written = list(x.true)  # a new list, as after asynchronous scheduling
             x.computed = 0
         if len(batch.rows) < 6 and rng.random() < 0.5:
-            come += arrivals(rng, 1000 * seed + 10 * step)
+            new = arrivals(rng, 1000 * seed + 10 * step)
+            batch.told["n > 1"] += len(new) > 1
+            come += new
         for x in batch.rows:
             if x not in leave and rng.random() < 0.05:  # taken back: its cache could not be read
                 del x.written[-3:], x.true[-3:]
@@ -191,19 +200,22 @@ def run_v1(seed, oracle):
         found = batch.processor.apply(given.clone())
         for row, x in enumerate(batch.rows):
             assert torch.equal(found[row], oracle.expected(x)), (seed, step, row)
-            steps += 1
+            batch.told["compared"] += 1
             x.computed += int(rng.integers(1, 4))
             if x.computed < x.prompt:  # in the middle of its prompt: what is sampled does not count
                 continue
             x.true.append(oracle.choose(draw, found[row]))
             x.written.append(-1 if delayed else x.true[-1])
-    return steps
+    return batch.told
 
 
 @pytest.mark.slow
 def test_random_schedules_v1(here):
     oracle = Oracle(here)
-    assert sum(run_v1(seed, oracle) for seed in range(1000)) > 12_000
+    told = [run_v1(seed, oracle) for seed in range(1000)]
+    total = sum(told, Counter())
+    assert total["compared"] > 12_000
+    assert min(total[x] for x in ("add", "remove", "UNIDIRECTIONAL", "SWAP", "preempt", "resume", "n > 1")) > 400, total
 
 
 # ---- V2 -------------------------------------------------------------------------------------------------------------
@@ -249,20 +261,26 @@ class V2:
 
 def run_v2(seed, oracle):
     rng, draw = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    batch, waiting, steps = V2(rng), [], 0
+    batch, waiting, told = V2(rng), [], Counter()
     for step in range(8):
         for slot in list(batch.slots):
             if rng.random() < 0.1:
                 x = batch.remove(slot)
-                waiting += [x] if rng.random() < 0.6 else []
+                preempted = rng.random() < 0.6
+                waiting += [x] if preempted else []
+                told.update(remove=1, preempt=int(preempted))
         come = [x for x in waiting if rng.random() < 0.4]
         waiting = [x for x in waiting if x not in come]
+        told["resume"] += len(come)
         if len(batch.slots) < 5 and rng.random() < 0.5:
-            come += arrivals(rng, 1000 * seed + 10 * step)
+            new = arrivals(rng, 1000 * seed + 10 * step)
+            told["n > 1"] += len(new) > 1
+            come += new
         for x in come:
             if batch.free:
                 x.computed = 0
                 batch.add(x)
+                told["add"] += 1
         batch.processor.apply_staged_writes()
         slots = [slot for slot in rng.permutation(list(batch.slots)).tolist() if rng.random() < 0.9]
         if not slots:
@@ -276,16 +294,18 @@ def run_v2(seed, oracle):
             if x.computed < x.prompt + len(x.true):
                 continue  # what is sampled does not count
             assert torch.equal(found[line], oracle.expected(x)), (seed, step, slot)
-            steps += 1
+            told["compared"] += 1
             x.true.append(oracle.choose(draw, found[line]))
             batch.states.all_token_ids.gpu[slot, x.prompt + len(x.true) - 1] = x.true[-1]
-    return steps
+    return told
 
 
 @pytest.mark.slow
 def test_random_schedules_v2(here):
     oracle = Oracle(here)
-    assert sum(run_v2(seed, oracle) for seed in range(1000)) > 8_000
+    total = sum((run_v2(seed, oracle) for seed in range(1000)), Counter())
+    assert total["compared"] > 8_000
+    assert min(total[x] for x in ("add", "remove", "preempt", "resume", "n > 1")) > 400, total
 
 
 # ---- the rest of the contract ---------------------------------------------------------------------------------------
@@ -466,6 +486,24 @@ def test_engines_that_cannot_do_it_are_named(here, engine, message):
         Front(config(**engine)).check(params(POLICIES[2]))
     Front(config(**engine)).check(params(None))
     Front(config()).check(params(POLICIES[2]))
+
+
+def test_a_tokenizer_that_calls_tokens_otherwise_is_named(menu, tmp_path, monkeypatch):
+    names = [f"<{code}>" for code in range(VOCABULARY)]
+    mine, other = (tokenizer(given) for given in (names, names[::-1]))
+    Menu.of(Catalog.of([[0, 1], [1, 0]]), words=["<{}>", "<1{}>"], tokenizer=mine, end=2).save(tmp_path / "named")
+    monkeypatch.setenv(request.MENU, str(tmp_path / "named"))
+    front = Front(config())
+    front.tokenizer = mine
+    front.check(params({"spdd_slots": 1}))
+    front.tokenizer = other
+    with pytest.raises(ValueError, match="the menu was built with other names for its tokens"):
+        front.check(params({"spdd_slots": 1}))
+
+
+def tokenizer(names):
+    words = Tokenizer(WordLevel({name: token for token, name in enumerate(names)}, unk_token=names[-1]))
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token=names[-1])
 
 
 def test_v2_with_asynchronous_scheduling_is_fine(here):

@@ -256,7 +256,32 @@ def test_bad_policies_are_refused_while_others_go_on(engine):
     assert found == alone[0]
 
 
+def test_other_values_while_serving(engine, shop, monkeypatch, tmp_path):
+    """A menu is replaced under a running engine: who began goes on with the old values, who comes has the new ones."""
+    menu, path = shop[2], tmp_path / "menu"
+    menu.save(path)
+    monkeypatch.setenv(request.MENU, str(path))
+    extra, prompt = POLICIES[0], prompts(1, seed=9)[0]
+    turned = menu.with_columns({"new": 1 - menu.column("new")})
+    core, found = engine.llm_engine, {}
+    core.add_request("old", {"prompt_token_ids": prompt}, ask(extra))
+    for _ in range(7):
+        core.step()
+    turned.save(path)
+    core.add_request("new", {"prompt_token_ids": prompt}, ask(extra))
+    while core.has_unfinished_requests():
+        found |= {x.request_id: list(x.outputs[0].token_ids) for x in core.step() if x.finished}
+    from spdd.engines.transformers import generate
+
+    for name, which in (("old", menu), ("new", turned)):
+        plan = Plan.of(which, {"slots": 6, "objectives": [{"name": "new", "at_least": 3}]})
+        ours = generate(shop[1].lm, torch.tensor([prompt]), plan, menu=which)
+        assert found[name] == which.spell(ours.items[0]).ravel().tolist()
+    assert found["old"] != found["new"]
+
+
 def test_a_menu_of_another_model_is_refused(engine, tmp_path, monkeypatch):
+    assert hasattr(engine.llm_engine.input_processor, "tokenizer")  # held against the menu's names, where there is one
     Menu.of(Catalog.of([[0, 1], [1, 60]]), first=2).save(tmp_path / "menu")
     monkeypatch.setenv(request.MENU, str(tmp_path / "menu"))
     with pytest.raises(refusal(), match="a vocabulary of at least 65 tokens, but the model's has 50"):
