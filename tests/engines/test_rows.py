@@ -131,6 +131,18 @@ def test_numba_equals_plain_torch_whatever_the_logits_are(dtype):
         torch.testing.assert_close(found, plain_, rtol=1e-12 if dtype == torch.float64 else 1e-6, atol=1e-9)
 
 
+def test_plain_torch_asks_the_device_for_nothing():
+    """Its tensors have no values here, so no shape and no decision can depend on one: what a CUDA graph needs."""
+    menu, _, _ = world(1, "two", items=500, between=(1,), end=0)
+    rows = at.to(at.join(menu, [Plan.of(menu, p).begin(2) for p in policies(menu, 4)]), "meta")
+    tree = plain.Tree(*(torch.as_tensor(x).to("meta") if isinstance(x, np.ndarray) else x for x in menu.tree))
+    logits = torch.empty(len(rows), menu.vocabulary, device="meta")
+    assert plain.scores(tree, rows.terms, rows.stand, logits).shape == logits.shape
+    after = plain.advance(tree, rows.terms, rows.stand, torch.empty(len(rows), dtype=torch.int64, device="meta"))
+    for name, old, new in zip(plain.Stand._fields, rows.stand, after, strict=True):
+        assert (old.shape, old.dtype, new.device.type) == (new.shape, new.dtype, "meta"), name
+
+
 def same_stand(menu, twin, rows):
     lost = rows.stand.over == at.LOST  # where a lost row stands is nobody's business
     for name, mine, other in zip(plain.Stand._fields, at.to(twin, None).stand, rows.stand, strict=True):

@@ -112,6 +112,7 @@ class Menu:
             depth=catalog.depth,
             fan=max(catalog.fans),
             few=0,
+            same=int((stops[-1] - firsts[-1]).max()),
             exact=True,
         )  # fmt: skip
         about = {"start": start.tolist(), "catalog": catalog.fingerprint(), "items": catalog.items}
@@ -213,7 +214,7 @@ class Menu:
         for name, x in arrays.items():
             spots[name] = {"dtype": x.dtype.str, "shape": list(x.shape), "at": at}
             at += -(-x.nbytes // ALIGN) * ALIGN
-        scalars = {name: getattr(self.tree, name) for name in ("end", "depth", "fan", "few", "exact")}
+        scalars = {name: getattr(self.tree, name) for name in ("end", "depth", "fan", "few", "same", "exact")}
         head = {
             "arrays": spots, "scalars": scalars, "columns": self.columns, "vocabulary": self.vocabulary,
             "names": self.names, "fingerprint": self.fingerprint, "about": self.about, "bytes": at,

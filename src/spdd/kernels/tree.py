@@ -4,7 +4,8 @@ Rows spell items token by token along a tree of ids. A node's children are one r
 what a row may still have below a child is a count: of the classes of items its guard admits, less those that are
 closed to it (used, or excluded). Nodes with many items have these counts ready; of the others the items are looked at.
 Classes are items of equal values, or of values in one box where there are too many for that.
-Nothing here loops over rows, children or items. `tree_cpu.py` and `tree_scores_cpu.py` are the same in numba, and this says what
+Nothing here loops over rows, children or items, asks the device for a number, or has a shape that depends on one: all of it can
+be captured in a CUDA graph. `tree_cpu.py` and `tree_scores_cpu.py` are the same in numba, and this says what
 right means.
 """
 
@@ -32,7 +33,8 @@ class Tree(NamedTuple):
     big:    (N,) line of the node in `held`, `mass` and `total`; -1 for nodes with few items
     held:   (G, H) how many items of each class.  mass: (C, H) sum of their values.  total: (G, C, H), empty if exact
     between: (S,) tokens written between items.  end: the token after a full slate, -1 for none
-    depth:  L.  fan: most children of a node.  few: most items of a node with no line.  exact: see above
+    depth:  L.  fan: most children of a node.  few: most items of a node with no line.  same: most items of one id
+    exact:  see above
     """
 
     child: Any
@@ -54,6 +56,7 @@ class Tree(NamedTuple):
     depth: Any
     fan: Any
     few: Any
+    same: Any
     exact: Any
 
 
@@ -242,7 +245,7 @@ def _below(tree: Tree, terms: Terms, stand: Stand, nodes: Tensor) -> tuple[Tenso
     # Of large nodes the closed items are taken off again.
     key = begin.masked_fill(~there, len(tree.klass))
     near = (torch.searchsorted(key, stand.closed, right=True) - 1).clamp_min(0)  # (R, E) the node each may be below
-    counts = stand.closed < torch.minimum(end.gather(1, near), torch.tensor(len(tree.klass), device=node.device))
+    counts = stand.closed < end.gather(1, near).clamp_max(len(tree.klass))
     counts &= (stand.closed >= begin.gather(1, near)) & large.gather(1, near)
     at = stand.closed.clamp_max(len(tree.klass) - 1)
     counts &= stand.allowed.gather(1, tree.klass[at].long())
@@ -277,8 +280,7 @@ def _is_closed(stand: Stand, at: Tensor) -> Tensor:
 def _item(tree: Tree, terms: Terms, stand: Stand, leaf: Tensor) -> Tensor:
     """(R,) the place of the item that an id stands for, -1 where none of its items is open."""
     begin, end = tree.first[leaf].long(), tree.stop[leaf].long()
-    widest = int((end - begin).max()) if len(leaf) else 0
-    at = begin[:, None] + torch.arange(max(widest, 1), device=leaf.device)
+    at = begin[:, None] + torch.arange(tree.same, device=leaf.device)
     open_ = at < end[:, None]
     at = at.clamp_max(len(tree.klass) - 1)
     open_ &= ~_is_closed(stand, at)
