@@ -334,7 +334,7 @@ def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
     """For each idea where it keeps more than the default, where less: by the interval, on consumption and on the objective."""
     known_ = {"greedy", "must-fill", "WA", "WA, relative", "SPDD as printed", "SPDD as printed, relative", DEFAULT}
     names = dict.fromkeys((x["curve"], x["knob"].get("part")) for rows in tried.values() for x in rows)
-    lines_, clear = [], []
+    lines_, more, up = [], [], []
     for curve, part in names:
         if curve in known_:
             continue
@@ -343,24 +343,37 @@ def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
             for d, rows in tried.items()
         }
         at = {d: x for d, x in at.items() if x is not None}
-        said = []
-        for what, field in (("consumption", "kept"), ("the objective's NDCG", "more")):
-            sides = {d: _side(x[field].get(DEFAULT)) for d, x in at.items()}
-            words = [
-                f"{word} on {', '.join(d for d in sides if sides[d] == side)}"
-                for side, word in ((1, "above"), (0, "level"), (-1, "below"))
-                if side in sides.values()
-            ]
-            said.append(f"{what} {'; '.join(words)}")
-            if field == "kept" and len(at) == len(tried) and all(side == 1 for side in sides.values()):
-                clear.append(curve)
         name = curve + (f", part {part:g}" if part is not None else "")
-        lines_.append(f"- *{name}*: {'. '.join(said)}.")
+        kept, gave = ({d: _side(x[field].get(DEFAULT)) for d, x in at.items()} for field in ("kept", "more"))
+        lines_.append(f"- *{name}*: consumption {_said(kept)}; the objective's NDCG {_said(gave)}.")
+        if len(at) == len(tried) and all(side == 1 for side in kept.values()):
+            more.append(name)
+        if (
+            len(at) == len(tried)
+            and all(side >= 0 for side in kept.values())
+            and all(side == 1 for side in gave.values())
+        ):
+            up.append(name)
     end = (
-        f"Above the default's consumption beyond the interval on every data set: {', '.join(clear)}."
-        if clear else "No idea keeps more consumption than the default beyond the interval on every data set, so the default stays as it is."
+        f"Above the default's consumption beyond the interval on every data set: {', '.join(more)}."
+        if more else "No idea keeps more consumption than the default beyond the interval on every data set, so the default stays as it is."
+    ) + (
+        f" Level with it on consumption and above it on the objective's NDCG on every data set: {', '.join(up)}."
+        if up else " None is level on consumption and above on the objective's NDCG on every data set."
     )  # fmt: skip
     return ["Against the default, by the interval:", "\n".join(lines_), end]
+
+
+def _said(sides: dict[str, int]) -> str:
+    """Where something is above, level and below."""
+    if len(set(sides.values())) == 1 and len(sides) > 1:
+        return {1: "above", 0: "level", -1: "below"}[next(iter(sides.values()))] + " everywhere"
+    words = {1: "above", 0: "level", -1: "below"}
+    return ", ".join(
+        f"{word} on {' and '.join(d for d in sides if sides[d] == side)}"
+        for side, word in words.items()
+        if side in sides.values()
+    )
 
 
 def _worths(results: list[dict], tried: dict[str, list[dict]]) -> list[str]:
@@ -376,6 +389,9 @@ def _worths(results: list[dict], tried: dict[str, list[dict]]) -> list[str]:
     held = next((x for x in results if x["part"] == "log"), None)
     if held is not None:
         weights = [x for x in tried["shelves"] if x["curve"] == "WA"]
+        weights = weights[
+            : 1 + next(n for n, x in enumerate(weights) if x["share"][0] > 0.99)
+        ]  # beyond it nothing changes
         by_price = ", ".join(f"{x['knob']['price']:g}: {x['ndcg'][0]:.4f} at {x['share'][0]:.0%}" for x in weights)
         parts.append(
             f"On shelves the log says why. Of {held['shown']:,} impressions of the test days {held['wanted of shown']:.1%} are of the newest uploads, as "

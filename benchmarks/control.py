@@ -43,7 +43,8 @@ def main() -> None:
         sweep(lambda bench=bench: bench, [p for _, p in points], where)
         about = record.origin("control", args)
         about["settings"] = {"slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials, "users": args.users}
-        record.write(about, lines(name, where, [when for when, _ in points]), args.out)
+        told = {"judged_on": args.users, "tuned_on": args.tuned_on}
+        record.write(about, [x | told for x in lines(name, where, [when for when, _ in points])], args.out)
 
 
 def before(asked: float) -> list[Point]:

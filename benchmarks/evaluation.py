@@ -16,6 +16,7 @@ Results are a line per point, area, keeper, asked share and slot; `benchmarks/cl
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 import shlex
 import sys
@@ -251,7 +252,35 @@ def lines(name: str, found: Swept) -> list[dict]:
 def report_of(name: str, found: Swept, rates: Swept | None) -> list:
     from spdd.report import evidence
 
-    return evidence.sections(found, rates, objective=CASES[name].objective)
+    [section] = evidence.sections(found, rates, objective=CASES[name].objective)
+    return [section._replace(parts=[*section.parts, *controlled(name)])]
+
+
+def controlled(name: str) -> list:
+    """A table of `control.py`'s results: delivered minus asked, before and after `spdd tune`. None where it has not been run."""
+    from spdd.evaluate.bootstrap import Known
+    from spdd.report.page import Column, Table
+
+    file = record.ROOT / "benchmarks" / "results" / "cpu-2core" / "control.jsonl"
+    told = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    told = [x for x in told if x["domain"] == name]
+    if not told:
+        return []
+    asked = sorted({x["asked"] for x in told})
+    errors = {(x["when"], x["curve"], x["asked"]): Known(*x["error"], float("nan")) for x in told}
+    rows = [
+        [curve, when, *(errors.get((when, curve, a)) for a in asked)]
+        for when, curve in dict.fromkeys((x["when"], x["curve"]) for x in told)
+    ]
+    return [
+        Table(
+            f"{name}-tuned",
+            "Delivered minus asked, before and after `spdd tune`",
+            ["decoder", "when", *(Column(f"{a:.0%}", "+.3f") for a in asked)],
+            rows,
+            f"Averages over {told[0]['judged_on']:,} test users; tuned on {told[0]['tuned_on']:,} validation users. WA before: its weight is the share.",
+        )
+    ]
 
 
 def write_report(args, sections) -> None:

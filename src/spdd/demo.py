@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SLOTS, FLOOR = 10, 3
 TAIL = 0.15  # without an objective of your own: the items with fewest events, which together have so many of them
-ASKED = (0.1, 0.2, 0.3, 0.5, 0.8, 1.0)
-PRICES = (0.3, 0.75, 1.35, 2.4, 4.3, 9.0)
+ASKED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+PRICES = (0.1, 0.3, 0.5, 0.75, 1.0, 1.35, 1.8, 2.4, 3.2, 4.3, 9.0)
 SQUEEZED = (0.1, 0.3, 0.5, 1.0)
 HELD_OUT = 2  # the last sessions of every listener: one for validation, one that judges slates
 VISITS = 4

@@ -87,6 +87,7 @@ def test_numbers_say_all_and_nothing_only_where_it_is_so():
     said = [pages._number(x, ".1%") for x in (0.0, 0.0001, 0.5, 0.99999, 1.0, -0.25)]
     assert said == ["0.0%", "<0.1%", "50.0%", ">99.9%", "100.0%", "−25.0%"]
     assert pages._cell(Known(float("nan"), 0, 0, 1), ".2f") == pages._cell(None, "") == "–"
+    assert [pages._number(x, ".3f") for x in (0.0, 0.0001, 0.5)] == ["0.000", "<0.001", "0.500"]
 
 
 def test_names_and_endings_are_checked(tmp_path):

@@ -95,7 +95,7 @@ def themed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 _AXIS = {
     "labelFontSize": 12, "titleFontSize": 12.5, "titleFontWeight": "normal", "titlePadding": 8, "labelColor": GREY, "titleColor": INK,
-    "gridColor": PALE, "domain": False, "ticks": False, "labelOverlap": "greedy", "labelPadding": 6,
+    "gridColor": PALE, "domain": False, "ticks": False, "labelOverlap": "greedy", "labelSeparation": 8, "labelPadding": 6,
 }  # fmt: skip
 CONFIG: dict[str, Any] = {
     "font": "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif",

@@ -343,6 +343,8 @@ def _number(number: Any, form: str) -> str:
             shown = "<" + format(step, form)
         elif abs(float(shown[:-1])) == 100:
             shown = ">" + format(1 - step, form)
+    if form.endswith("f") and number > 0 and float(shown) == 0 and "+" not in form:  # and neither is 0.000
+        shown = "<" + format(10.0 ** -int(re.sub(r"\D", "", form)), form)
     return shown.replace("-", "\N{MINUS SIGN}")
 
 
