@@ -48,16 +48,20 @@ WIDTH = 4  # items that are looked behind
 # ---- what is tried ------------------------------------------------------------------------------------------------
 
 
-def points() -> list[Point]:
+def points(rivals: bool = False) -> list[Point]:
+    """Everything; or rivals and the default alone, weights from where some domains keep the floor to where all do."""
     share = FLOOR / SLOTS
+    prices, parts = (grid.PRICES[6:11], grid.PARTS[5:9]) if rivals else (grid.PRICES, grid.PARTS[3:])
     found = [Point("greedy", {}, "greedy"), grid.aimed("must-fill", share, SLOTS, "must-fill")]
-    found += [grid.weighed("WA", p, "wa") for p in grid.PRICES]
-    found += [grid.weighed("WA, relative", p, "wa", scale="relative") for p in grid.PARTS[3:]]
+    found += [grid.weighed("WA", p, "wa") for p in prices]
+    found += [grid.weighed("WA, relative", p, "wa", scale="relative") for p in parts]
     found += [
         grid.aimed("SPDD as printed", share, SLOTS, "spdd", **grid.PRINTED),
         grid.aimed("SPDD as printed, relative", share, SLOTS, "spdd", **{**grid.PRINTED, "scale": "relative"}),
         grid.aimed(DEFAULT, share, SLOTS, "spdd"),
     ]
+    if rivals:
+        return found
     settings: dict[str, dict[str, Any]] = {
         "pace remaining": {"pace": "remaining"},
         "rate 0": {"rate": 0.0},
@@ -189,6 +193,7 @@ def main() -> None:
     options.add_argument("--users", type=int, help="test users; all when left out")
     options.add_argument("--tuned-on", type=int, default=2000, help="validation users")
     options.add_argument("--trials", type=int, default=16)
+    options.add_argument("--rivals", action="store_true", help="rivals, the default and what tuning finds; no ideas")
     options.add_argument("--page", action="store_true", help="write docs/attainment.md and end")
     args = options.parse_args()
     if args.page:
@@ -197,7 +202,7 @@ def main() -> None:
     if not args.work:
         options.error("--work is missing: name the folder that evaluation.py --prepare made")
     for name in args.domain or evaluation.CASES:
-        folder = args.work / name / f"attainment-{args.users or 'all'}"
+        folder = args.work / name / f"attainment-{args.users or 'all'}{'-rivals' * args.rivals}"
         tuned = chosen(name, args, args.work / name / f"search-{args.tuned_on}")
         bench = with_ideas(evaluation.bench(name, args.work, args.users))
         done = 0
@@ -207,8 +212,8 @@ def main() -> None:
             done += points_done
             print(f"{name}: {done} points", flush=True)
 
-        sweep(lambda bench=bench: bench, [*points(), *tuned], folder / "sweep", progress=told)
-        found = lines(folder / "sweep") + (log(args.work) if name == "shelves" else [])
+        sweep(lambda bench=bench: bench, [*points(args.rivals), *tuned], folder / "sweep", progress=told)
+        found = lines(folder / "sweep") + (log(args.work) if name == "shelves" and not args.rivals else [])
         about = record.origin("attainment", args)
         about["settings"] = {"floor": FLOOR, "slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials}
         record.write(about, [{"domain": name, **x} for x in found], args.out)
@@ -242,7 +247,7 @@ def lines(folder: pathlib.Path) -> list[dict]:
         others = {curve: key for curve, key in keepers.items() if key != r["key"]}
         hit = {n: known(x, drawn) for n, x in worth(swept.outcome(r)).items()}
         found.append({
-            "part": "tried", "curve": r["curve"], "knob": r["knob"], "decoder": r["decoder"], "settings": r["settings"],
+            "part": "tried", "users": r["users"], "curve": r["curve"], "knob": r["knob"], "decoder": r["decoder"], "settings": r["settings"],
             "keeper": r["key"] in keepers.values(),
             **{m: list(known(own[m], drawn)) for m in ("ndcg", "objective_ndcg", "share", "attained")},
             "kept": {c: list(quotient(own["ndcg"], ratios[k]["ndcg"], drawn)) for c, k in others.items()},
@@ -291,9 +296,13 @@ WORDS = {"playlists": "Playlists (SASRec)", "sports": "Sports (SASRec)", "shelve
 
 def page(results: list[dict]) -> str:
     domains = [d for d in WORDS if any(x["domain"] == d for x in results)]
-    tried = {d: [x for x in results if x["domain"] == d and x["part"] == "tried"] for d in domains}
+    groups: dict[str, dict[int, list[dict]]] = {d: {} for d in domains}
+    for x in results:
+        if x["part"] == "tried":
+            groups[x["domain"]].setdefault(x["users"], []).append(x)
+    # Ideas are judged where they all are; rivals and the default may stand on more users as well.
+    tried = {d: max(groups[d].values(), key=len) for d in domains}
     commits = ", ".join(dict.fromkeys(x["commit"][:7] for x in results))
-    users = {x["domain"]: x["users"] for x in results if x["part"] == "users"}
     parts = [
         "# Floors in every slate: what was tried",
         "Three of ten slots in every slate belong to the objective, and at least 95 % of slates have to keep that. How much of what users "
@@ -302,7 +311,8 @@ def page(results: list[dict]) -> str:
         f"`python benchmarks/attainment.py`, commit {commits}; this page is made from `benchmarks/results/cpu-2core/attainment.jsonl`.",
     ]
     for d in domains:
-        parts += [f"## {WORDS[d]}, {users[d]:,} users", _table(tried[d])]
+        for users in sorted(groups[d], reverse=True):
+            parts += [f"## {WORDS[d]}, {users:,} users", _table(groups[d][users])]
     parts += ["## What helped", *_verdicts(tried), "## What a slot is worth", *_worths(results, tried)]
     return "\n\n".join(parts) + "\n"
 
