@@ -168,7 +168,7 @@ def test_forty_two_million_items_take_less_than_a_gigabyte(depth, monkeypatch):
     with Room() as made:
         gpu.group_topk(scores, groups, depth, Barred(seen, used), True)
     print(f"{made.bytes / 1e6:.0f} MB")
-    assert 1 << 20 < made.bytes < {3: 50_000_000, 32: 300_000_000}[depth]
+    assert 1 << 20 < made.bytes < {3: 50_000_000, 32: 400_000_000}[depth]
 
 
 class Room(TorchDispatchMode):

@@ -15,7 +15,7 @@ import triton.language as tl  # pyrefly: ignore
 from torch import Tensor
 
 from .reference import Barred, Groups, Product, columns
-from .stream import Found, Lists
+from .stream import Found
 
 
 class Setting(NamedTuple):
@@ -55,8 +55,9 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
     member = groups.member
     if barred.eligible is not None:
         member = member.masked_fill(~barred.eligible, 255)
-    lists = Lists.of(barred, rows, count, device)
-    listed = Listed.of(lists, setting.items, tiles)
+    lists = [x.long() for x in (barred.seen, barred.used) if x is not None]
+    out = torch.cat(lists, 1) if lists else torch.empty(rows, 0, dtype=torch.int64, device=device)
+    listed = Listed.of(out, setting.items, tiles)
     programs = min(tiles, setting.programs * _multiprocessors(device))
     places = KEPT * programs if keep else tiles
     best = torch.empty(places, rows, levels, dtype=torch.float32, device=device)
@@ -72,23 +73,53 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
         LISTED=LISTED, KEEP=keep, MASS=mass, SCALED=scores.row_scale is not None,
         num_warps=setting.warps, num_stages=setting.stages,
     )  # fmt: skip
-    parts = []
-    for g, size in enumerate(groups.size):
-        of_tile = tile[:, :, g] if keep else None
-        parts.append(_of_group(g, best[:, :, g], of_tile, scores, member, lists, min(k, size), setting.items))
-    found, items = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-    masses = _mass(scores, top, total, member, lists) if mass else None
-    return Found(found, items, columns([part[0].shape[1] for part in parts], device), masses)
+    found, items = _best_items(best, tile if keep else None, scores, member, out, k, setting.items)
+    depth = [min(k, size) for size in groups.size]
+    if min(depth) < k:
+        found, items = (torch.cat([x[:, g, :n] for g, n in enumerate(depth)], 1) for x in (found, items))
+    masses = _mass(scores, top, total, member, barred) if mass else None
+    return Found(found.flatten(1), items.flatten(1), columns(depth, device), masses)
 
 
-def _mass(scores, top, total, member, lists: Lists) -> Tensor:
+def _best_items(best, tile, scores, member, out, k, width):
+    """(R, G, k) logits and items: the best of each group, which lie in as many of its best tiles.
+
+    best: (T, R, G) of tiles, whose numbers are in `tile`, or T if None.  out: (R, L) items that are barred
+    """
+    found = best.permute(1, 2, 0).contiguous().topk(min(k, len(best)), 2)
+    tile = found.indices if tile is None else tile.permute(1, 2, 0).gather(2, found.indices).long()
+    # Where nothing was found, no tile was either; ascending tiles keep the lower item first.
+    tile = tile.masked_fill(found.values == -torch.inf, 1 << 40).sort(2).values
+    items = (tile[..., None] * width + torch.arange(width, device=tile.device)).flatten(2)  # (R, G, n)
+    there = items < len(member)
+    items = items.clamp_max(len(member) - 1)
+    there &= member[items] == torch.arange(items.shape[1], device=tile.device)[:, None]
+    if out.shape[1]:
+        out = out.sort(1).values
+        place = torch.searchsorted(out, items.flatten(1)).clamp_max(out.shape[1] - 1)
+        there &= (out.gather(1, place) != items.flatten(1)).view_as(items)
+    logits = _at(scores, items.flatten(1)).view_as(items).masked_fill(~there, -torch.inf)
+    missing = max(0, k - logits.shape[2])
+    if missing:
+        pad = torch.nn.functional.pad
+        logits, items = pad(logits, (0, missing), value=-torch.inf), pad(items, (0, missing))
+    order = logits.sort(dim=2, descending=True, stable=True).indices[:, :, :k]
+    logits = logits.gather(2, order)
+    return logits, items.gather(2, order).masked_fill(logits == -torch.inf, -1)
+
+
+def _mass(scores, top, total, member, barred: Barred) -> Tensor:
     """(R, 1) what programs summed, and what used items add to it: those are barred, but part of the distribution."""
-    used = lists.items.where(~lists.gone, len(member))
-    there = used < len(member)
-    used = used.where(there, 0)
-    there &= member[used] < 255
-    logits = _at(scores, used).double().masked_fill(~there, -torch.inf)
-    return torch.cat([(top.double() + total.log()).T, logits], 1).logsumexp(1, keepdim=True)
+    parts = (top.double() + total.log()).T
+    if barred.used is not None and barred.used.shape[1]:
+        used = barred.used.long().sort(1).values
+        there = (used >= 0) & torch.nn.functional.pad(used[:, 1:] != used[:, :-1], (1, 0), value=True)
+        used = used.clamp_min(0)
+        there &= member[used] < 255
+        if barred.seen is not None:
+            there &= ~(used[:, :, None] == barred.seen[:, None]).any(2)
+        parts = torch.cat([parts, _at(scores, used).double().masked_fill(~there, -torch.inf)], 1)
+    return parts.logsumexp(1, keepdim=True)
 
 
 def _at(scores: Product, items: Tensor) -> Tensor:
@@ -103,27 +134,6 @@ def _kind(scores: Product) -> torch.dtype:
     return one if one == other or (other == torch.int8 and one.itemsize == 2) else torch.float32
 
 
-def _of_group(g, best, tile, scores, member, lists, depth, width):
-    """The `depth` best items of a group, which lie in as many of its best tiles. best, tile: (T, R); tile is T if None"""
-    found = best.T.contiguous().topk(min(depth, len(best)), 1)
-    tile = found.indices if tile is None else tile.T.gather(1, found.indices).long()
-    # Where nothing was found, no tile was either; ascending tiles keep the lower item first.
-    tile, order = tile.masked_fill(found.values == -torch.inf, 1 << 40).sort(1)
-    items = (tile[:, :, None] * width + torch.arange(width, device=tile.device)).flatten(1)
-    there = items < len(member)
-    items = items.clamp_max(len(member) - 1)
-    there &= member[items] == g
-    if lists.items.shape[1]:
-        place = torch.searchsorted(lists.items, items).clamp_max(lists.items.shape[1] - 1)
-        there &= lists.items.gather(1, place) != items
-    logits = _at(scores, items).masked_fill(~there, -torch.inf)
-    missing = max(0, depth - logits.shape[1])
-    logits, items = (torch.nn.functional.pad(x, (0, missing), value=v) for x, v in ((logits, -torch.inf), (items, 0)))
-    order = logits.sort(dim=1, descending=True, stable=True).indices[:, :depth]
-    logits = logits.gather(1, order)
-    return logits, items.gather(1, order).masked_fill(logits == -torch.inf, -1)
-
-
 class Listed(NamedTuple):
     """Barred pairs (E,) by item, and where each tile's begin (T + 1,). crowded: tiles with more than LISTED, then T where none is"""
 
@@ -133,13 +143,13 @@ class Listed(NamedTuple):
     crowded: Tensor
 
     @classmethod
-    def of(cls, lists: Lists, width: int, tiles: int) -> Listed:
-        rows, most = lists.items.shape
-        device, pad = lists.items.device, torch.nn.functional.pad
+    def of(cls, out: Tensor, width: int, tiles: int) -> Listed:
+        """out: (R, L), -1 for none. A pair that is there twice does no harm."""
+        nowhere, pad = tiles * width, torch.nn.functional.pad
         # One pair of no item at the end: an empty tensor has no address.
-        item, order = pad(lists.items.flatten().clamp_max(tiles * width), (0, 1), value=tiles * width).sort()
-        row = pad(torch.arange(rows, device=device)[:, None].expand(rows, most).flatten(), (0, 1))[order]
-        pointer = torch.searchsorted(item, torch.arange(tiles + 1, device=device) * width)
+        item, order = pad(out.where(out >= 0, nowhere).flatten(), (0, 1), value=nowhere).sort()
+        row = order // max(1, out.shape[1])
+        pointer = torch.searchsorted(item, torch.arange(0, nowhere + 1, width, device=out.device))
         tile = item // width
         begins = pad(tile[1:] != tile[:-1], (1, 0), value=True)
         full = pad(tile[LISTED:] == tile[:-LISTED], (0, min(LISTED, len(tile))), value=False)

@@ -219,7 +219,9 @@ def _in_order(logits, items, depth):
     """(R, G, n) logits and items by group, best first, equal ones by item number; -inf and -1 where a group is smaller."""
     wide = max(depth)
     logits, items = (
-        torch.stack([torch.nn.functional.pad(part, (0, wide - part.shape[1]), value=filler) for part in x.split(depth, 1)], 1)
+        x.unflatten(1, (-1, wide))
+        if min(depth) == wide
+        else torch.stack([torch.nn.functional.pad(part, (0, wide - part.shape[1]), value=filler) for part in x.split(depth, 1)], 1)
         for x, filler in ((logits, -torch.inf), (items, -1))
     )  # fmt: skip
     order = items.argsort(dim=2)
@@ -236,7 +238,8 @@ def _held(logits, last, sizes, k, error):
     for g, size in enumerate(sizes):
         if last[g].shape[1] < size:
             least, bar = logits[:, g, k - 1 : k], last[g][:, -1:]
-            sure &= ((bar + 2 * error < least) | (bar == -torch.inf))[:, 0]
+            # What was dropped, what was kept, and once more where what was kept was scored again: each may be off.
+            sure &= ((bar + 3 * error < least) | (bar == -torch.inf))[:, 0]
     return sure
 
 
