@@ -194,6 +194,7 @@ def main() -> None:
     options.add_argument("--tuned-on", type=int, default=2000, help="validation users")
     options.add_argument("--trials", type=int, default=16)
     options.add_argument("--rivals", action="store_true", help="rivals, the default and what tuning finds; no ideas")
+    options.add_argument("--without", action="append", default=[], help="a curve that would take too long")
     options.add_argument("--page", action="store_true", help="write docs/attainment.md and end")
     args = options.parse_args()
     if args.page:
@@ -212,7 +213,12 @@ def main() -> None:
             done += points_done
             print(f"{name}: {done} points", flush=True)
 
-        sweep(lambda bench=bench: bench, [*points(args.rivals), *tuned], folder / "sweep", progress=told)
+        sweep(
+            lambda bench=bench: bench,
+            [*(p for p in points(args.rivals) if p.curve not in args.without), *tuned],
+            folder / "sweep",
+            progress=told,
+        )
         found = lines(folder / "sweep") + (log(args.work) if name == "shelves" and not args.rivals else [])
         about = record.origin("attainment", args)
         about["settings"] = {"floor": FLOOR, "slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials}
