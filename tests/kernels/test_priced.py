@@ -92,7 +92,7 @@ def compare(scores, value, price, k, scale, barred):
     for mine, theirs, alike in zip(ours[1:], twin[1:], (True, same, True), strict=True):
         if theirs is not None:
             there = (theirs > -1e300) & alike
-            mine = mine.where(torch.as_tensor(alike), -torch.inf)
+            mine = mine.where(torch.as_tensor(alike, device=mine.device), -torch.inf)
             assert torch.equal(mine > -1e300, there)
             assert bool(((mine - theirs).masked_fill(~there, 0).abs() <= rough * (1 + theirs.abs())).all())
     return int(other.sum())

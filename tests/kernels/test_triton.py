@@ -123,6 +123,26 @@ def test_choices_are_the_definition_s(scale, monkeypatch):
     print(f"{scale}: {len(seeds) * ROWS} problems, the same items or, {different} times, ones with the same score")
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/decode/test_gpu.py does it there")
+@pytest.mark.parametrize("name", ["Greedy", "SPDD", "SPDD as printed", "SPDD from a number", "SPDD two"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16], ids=str)
+def test_whole_slates_are_those_of_written_scores(name, kind, monkeypatch):
+    from test_contract import DECODERS, world
+    from test_products import Written, drifting, near
+
+    from spdd.decode import products
+    from spdd.kernels import gpu
+
+    passes = []
+    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(priced, "group_topk", lambda *args: passes.append(1) or gpu.group_topk(*args))
+    w, model = world(items=700), drifting(items=700, kind=kind)
+    exclude = [list(range(0, 60)), [], [3], [1, 1], list(range(200))]
+    ours, theirs = (DECODERS[name](w, 8).generate(x, [[]] * 5, exclude=exclude) for x in (model, Written(model)))
+    near(ours, theirs)
+    assert len(passes) == 9
+
+
 def test_nothing_asks_the_device(monkeypatch):
     """The launch is left out: what stands around it takes the ways of a GPU, on a device that has no numbers to ask for."""
     from test_products import NoWaiting, on_meta
