@@ -5,6 +5,7 @@
 WORK is the folder that `benchmarks/evaluation.py --prepare` made. Tuning sees validation users alone; everything is judged on
 test users. Before: what somebody would type who wants a share of the slots. After: the same family once `spdd tune` has
 steered it (for a weighted average its weight), and the setting it chooses of all it has tried. Each point is kept on disk.
+`plain` is the share that the model gives by itself, below which no floor can bring it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ def main() -> None:
             print(f"{name}: {asked:.0%} tuned", flush=True)
         bench = evaluation.bench(name, args.work, args.users)
         where = folder / f"test-{args.users}"
+        [plain] = sweep(lambda bench=bench: bench, [search.GREEDY], where)
         sweep(lambda bench=bench: bench, [p for _, p in points], where)
         about = record.origin("control", args)
         about["settings"] = {"slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials, "users": args.users}
-        told = {"judged_on": args.users, "tuned_on": args.tuned_on}
+        told = {"judged_on": args.users, "tuned_on": args.tuned_on, "plain": plain["metrics"]["share"]}
         record.write(about, [x | told for x in lines(name, where, [when for when, _ in points])], args.out)
 
 
