@@ -315,6 +315,11 @@ def page(results: list[dict]) -> str:
         "consume is left? This page has every idea that was tried to leave more, with its numbers, whether it helped or not. Slates are "
         "decoded item by item, judged by what users did later; brackets are 95 % intervals over users, the same users on every line. "
         f"`python benchmarks/attainment.py`, commit {commits}; this page is made from `benchmarks/results/cpu-2core/attainment.jsonl`.",
+        '*Pace, rate, first price, relative scale* are settings of `SPDD`. *Price of traffic*: `per="both"`, slates start at the price that all '
+        "traffic shares. *Row's own scale*: logits divided by the spread of their row's plain slate, so that a nat is worth the same to everyone. "
+        "*Looking ahead*: of the best four items the one whose log-probability, with a part of its best successor's, is largest. *Order*: the "
+        "default's items, sorted again by what the model said of them before the first slot and a shift for the objective's (last, 0 or 1 "
+        "nat up). *Tuned*: what `spdd tune` finds on validation users, by its own rule and by consumption alone.",
     ]
     for d in domains:
         for users in sorted(groups[d], reverse=True):
@@ -361,7 +366,9 @@ def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
         at = {d: x for d, x in at.items() if x is not None}
         name = curve + (f", part {part:g}" if part is not None else "")
         kept, gave = ({d: _side(x[field].get(DEFAULT)) for d, x in at.items()} for field in ("kept", "more"))
-        lines_.append(f"- *{name}*: consumption {_said(kept)}; the objective's NDCG {_said(gave)}.")
+        lines_.append(
+            f"- *{name}*: consumption {_said(kept, len(tried))}; the objective's NDCG {_said(gave, len(tried))}."
+        )
         if len(at) == len(tried) and all(side == 1 for side in kept.values()):
             more.append(name)
         if (
@@ -380,9 +387,9 @@ def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
     return ["Against the default, by the interval:", "\n".join(lines_), end]
 
 
-def _said(sides: dict[str, int]) -> str:
+def _said(sides: dict[str, int], domains: int) -> str:
     """Where something is above, level and below."""
-    if len(set(sides.values())) == 1 and len(sides) > 1:
+    if len(set(sides.values())) == 1 and len(sides) == domains > 1:
         return {1: "above", 0: "level", -1: "below"}[next(iter(sides.values()))] + " everywhere"
     words = {1: "above", 0: "level", -1: "below"}
     return ", ".join(
