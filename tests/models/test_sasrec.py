@@ -253,3 +253,14 @@ def test_long_rows_are_cut_into_stretches():
     train_part = Sequences(np.array(["a", "b"]), np.array([0, 9, 11]), np.arange(11), np.arange(11), {})
     begin, end = windows(train_part, 3)
     assert sorted(zip(begin.tolist(), end.tolist(), strict=True)) == [(0, 1), (1, 5), (5, 9), (9, 11)]
+
+
+def test_a_table_of_unit_rows_is_made_once_and_follows_its_weights():
+    model = sasrec.SASRec(9, sasrec.Config(width=8, heads=2, temperature=0.1)).eval()
+    with torch.no_grad():
+        first = model.table
+        assert model.table is first
+        model.embedding.weight.mul_(torch.arange(10.0)[:, None] - 4)
+        torch.testing.assert_close(model.table[[0, 1]], -first[[0, 1]])
+        assert model.double().table.dtype == torch.float64
+    assert model.table.requires_grad

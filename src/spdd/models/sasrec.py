@@ -101,6 +101,7 @@ class SASRec(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.blocks))
         self.norm = nn.LayerNorm(c.width)
         self.dropout = nn.Dropout(c.dropout)
+        self._unit: tuple[Any, Tensor] | None = None  # rows of length 1, and of which weights
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
                 nn.init.normal_(weight, std=0.02 if "position" in name or "embedding" in name else c.width**-0.5)
@@ -150,9 +151,17 @@ class SASRec(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """(M, D)"""
-        table = self.embedding.weight[: self.items]
-        return F.normalize(table, dim=1) if self.config.temperature else table
+        """(M, D). Where it is not trained it stays the same tensor until its weights change: it is asked for in every slot."""
+        weight = self.embedding.weight
+        table = weight[: self.items]
+        if not self.config.temperature:
+            return table
+        if torch.is_grad_enabled():
+            return F.normalize(table, dim=1)
+        now = (weight._version, weight.data_ptr(), weight.dtype, weight.device)
+        if self._unit is None or self._unit[0] != now:
+            self._unit = (now, F.normalize(table, dim=1))
+        return self._unit[1]
 
     def take(self, state: State, rows: Tensor) -> State:
         """The state of these rows, in this order; a copy, so a row may be taken more than once."""
