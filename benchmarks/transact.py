@@ -13,6 +13,7 @@ What a slot costs, `slots.py` says of the run folder that `--keep` leaves.
 
     python benchmarks/transact.py --prepare FOLDER kuairand.npz       # needs polars; the rest needs torch and numpy
     python benchmarks/transact.py --data kuairand.npz --seconds 90 --keep run --out results.jsonl
+    python benchmarks/transact.py --data kuairand.npz --run FOLDER    # a run of `spdd train transact` with offset=8.0
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from spdd.data.shown import ACTION, LABELS
 from spdd.models import train
 from spdd.models.actions import HOUR, Actions, first_of_person, first_of_tie, traits
 from spdd.models.shelf_log import rates, shelf_log, with_rates
-from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, score
+from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, load, score
 from spdd.trained import TRAITS
 
 OFFSET = 8  # hours: people see clocks of China
@@ -69,6 +70,9 @@ def main():
     options.add_argument("--epochs", type=int, help="at most so many, for a quick look")
     options.add_argument("--seeds", type=int, default=1, help="how many models the chosen settings get")
     options.add_argument("--keep", type=pathlib.Path, help="run folder for the chosen model, as `spdd slate` opens it")
+    options.add_argument(
+        "--run", type=pathlib.Path, help="judge this run of `spdd train transact`; nothing is learnt anew"
+    )
     options.add_argument("--device", help="cpu or cuda; what there is when left out")
     options.add_argument("--commit", help="of the code, where no git can tell")
     args = options.parse_args()
@@ -83,7 +87,7 @@ def main():
         split, [args.label, *(x for x in LABELS if x != args.label)], some_of(split, args.share)
     )
     learn, check, judged = (np.flatnonzero((part == p) & (log.label >= 0)) for p in range(3))
-    both = np.sort(np.append(learn, check))
+    both = learn if args.run else np.sort(np.append(learn, check))  # a run has learnt from no later day than that
     tell(
         f"{len(log.start) - 1} people, {len(both)} to learn from, {len(check)} of them to choose by, {len(judged)} to judge by"
     )
@@ -96,10 +100,14 @@ def main():
         "ahead": {"popularity": popular, "logistic regression": ahead},
         "as it happens": {"popularity": popular, "logistic regression": happening},
     }
-    results, name, epochs = chosen(split, early, args, place)
+    if args.run:
+        model = load(args.run / "best.pt", split.items.fingerprint()).to(place)
+        for when, those in scores.items():
+            those["TransAct"] = score(model, Log(late[0], judged, model.config, ahead=when == "ahead"))
+    results, name, epochs = ([], "", 0) if args.run else chosen(split, early, args, place)
     about["chosen"] = name
     now = rates(log, labels, both, len(split.items.id))
-    for seed in range(args.seed, args.seed + args.seeds):
+    for seed in () if args.run else range(args.seed, args.seed + args.seeds):
         keep = args.keep if seed == args.seed else None
         model, _ = fit(
             split, *late[:2], judged[:0], GRID[name], epochs, seed, place, now=now, keep=keep, label=args.label
