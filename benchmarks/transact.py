@@ -71,7 +71,7 @@ def main():
     options.add_argument("--seeds", type=int, default=1, help="how many models the chosen settings get")
     options.add_argument("--keep", type=pathlib.Path, help="run folder for the chosen model, as `spdd slate` opens it")
     options.add_argument(
-        "--run", type=pathlib.Path, help="judge this run of `spdd train transact`; nothing is learnt anew"
+        "--run", type=pathlib.Path, action="append", help="judge a run of `spdd train transact`; nothing is learnt anew"
     )
     options.add_argument("--device", help="cpu or cuda; what there is when left out")
     options.add_argument("--commit", help="of the code, where no git can tell")
@@ -100,10 +100,11 @@ def main():
         "ahead": {"popularity": popular, "logistic regression": ahead},
         "as it happens": {"popularity": popular, "logistic regression": happening},
     }
-    if args.run:
-        model = load(args.run / "best.pt", split.items.fingerprint()).to(place)
+    for run in args.run or ():
+        model = load(run / "best.pt", split.items.fingerprint()).to(place)
         for when, those in scores.items():
-            those["TransAct"] = score(model, Log(late[0], judged, model.config, ahead=when == "ahead"))
+            name = f"TransAct, {run.name}" if "TransAct" in those else "TransAct"
+            those[name] = score(model, Log(late[0], judged, model.config, ahead=when == "ahead"))
     results, name, epochs = ([], "", 0) if args.run else chosen(split, early, args, place)
     about["chosen"] = name
     now = rates(log, labels, both, len(split.items.id))
@@ -122,7 +123,7 @@ def main():
 
 def origin(args: argparse.Namespace, place: torch.device) -> dict:
     about = record.origin("transact", args)
-    about["settings"] = {k: v.name if isinstance(v, pathlib.Path) else v for k, v in about["settings"].items()}
+    about["settings"] = json.loads(json.dumps(about["settings"], default=lambda path: path.name))
     about["settings"]["device"] = place.type
     return about | {"commit": args.commit or about["commit"]}
 
