@@ -195,6 +195,7 @@ def fitted(inputs, size, asked, log, learn, decay, epochs, seed, place):
     linear = torch.nn.Linear(numbers.shape[1], 1)
     torch.nn.init.zeros_(table.weight)
     torch.nn.init.zeros_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
     model = torch.nn.ModuleList([table, linear]).to(place)
     codes, numbers = (torch.from_numpy(x).to(place) for x in (codes, numbers))
     asked = [[torch.from_numpy(x).to(place) for x in one] for one in asked]
