@@ -305,7 +305,7 @@ def delivers(found: Results) -> Claim:
             "WA's weight is the asked share, and steered on validation users. By default a floor binds every slate, so what a model gives some users beyond "
             f"it comes on top. The rule: never further off than {CONTROLLED:.0%} of the slots.",
         ],
-        _spread(sides, found, len(sides)) if sides else "not measured",
+        _spread(sides, found, None if len(sides) == len(found.domains()) else len(sides)) if sides else "not measured",
     )
 
 

@@ -181,7 +181,7 @@ def rate_fronts(swept: Swept, name: str) -> Figure:
         name,
         f"Slow prices and fast ones: {swept.about['name']}",
         panels,
-        "Consumption against the average share for four rates, on two scales.",
+        "Consumption against the average share for slow and fast rates, on two scales.",
         "No guard, first price 1: a target is asked, the rate decides how much of it comes. Lines end where 80 % was asked.",
         every,
     )
