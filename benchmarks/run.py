@@ -27,6 +27,8 @@ QUICK = {
     "rerank_speed": ["--rounds", "9"],
     "kernels": ["--rounds", "5", "--items", "200000", "--threads", "1"],
     "slate_speed": ["--rounds", "3", "--items", "50000"],
+    "retrieval": ["--items", "20000"],
+    "exactness": ["--problems", "1000"],
     "rerank_stream": ["--users", "10000"],
     "quality": ["--instances", "50"],
     "tiny_worlds": ["--worlds", "20"],
