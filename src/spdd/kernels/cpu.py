@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .cpu_stream import keep_best
 from .reference import Groups
 
 STEEPEST = 709.0  # as in `decode.primal_dual`: beyond it exp is infinite, and 0 times that is nan
@@ -34,7 +35,7 @@ def grouped_topk(
     scores, member = logits.numpy(), groups.member.numpy()
 
     def scan(part: slice) -> None:
-        _scan(scores[part], member, ends, allowed[part] if masked else allowed, masked, best[part], items[part])
+        keep_best(scores[part], member, ends, allowed[part] if masked else allowed, masked, best[part], items[part])
 
     # Plain threads and not numba's own: those spin between calls and take the cores from torch's.
     threads = min(torch.get_num_threads(), max(1, logits.numel() // 500_000))
@@ -50,25 +51,6 @@ def grouped_topk(
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="spdd")
-
-
-@numba.njit(cache=True, nogil=True)
-def _scan(logits, member, ends, allowed, masked, best, items):
-    """Keep each group's best in order, by insertion: after a short while hardly any score beats its group's last."""
-    for row in range(logits.shape[0]):
-        last = np.full(len(ends) - 1, -np.inf, dtype=logits.dtype)
-        for j in range(logits.shape[1]):
-            score = logits[row, j]
-            g = member[j]
-            if score > last[g] and not (masked and not allowed[row, j]):
-                place = ends[g + 1] - 1
-                while place > ends[g] and best[row, place - 1] < score:
-                    best[row, place] = best[row, place - 1]
-                    items[row, place] = items[row, place - 1]
-                    place -= 1
-                best[row, place] = score
-                items[row, place] = j
-                last[g] = best[row, ends[g + 1] - 1]
 
 
 class Prices(NamedTuple):

@@ -194,6 +194,27 @@ def _quiet_mass(line, start, stop, bar, top):
 
 
 @numba.njit(cache=True, nogil=True)
+def keep_best(logits, member, ends, allowed, masked, best, items):
+    """The best items of every group, in order, by insertion. logits: (R, M).  best, items: (R, N), written to
+
+    Here and not in `cpu.py`: numba looks only at the file of a function to see whether what it compiled is still true.
+    """
+    groups = len(ends) - 1
+    last = np.empty(groups, dtype=logits.dtype)
+    for row in range(logits.shape[0]):
+        last[:] = -np.inf
+        for start in range(0, logits.shape[1], FEW):
+            x, m = logits[row, start : start + FEW], member[start : start + FEW]
+            if (_beats_two(x, m, last[0], last[1]) if groups == 2 else _beats(x, m, last)) == 0:
+                continue
+            for j in range(len(x)):
+                score, g = x[j], m[j]
+                if score > last[g] and not (masked and not allowed[row, start + j]):
+                    _keep(score, start + j, ends[g], ends[g + 1], best[row], items[row])
+                    last[g] = best[row, ends[g + 1] - 1]
+
+
+@numba.njit(cache=True, nogil=True)
 def _keep(score, item, start, end, best, items):
     """Insertion; an equal score that came before stays before."""
     place = end - 1
