@@ -1,4 +1,4 @@
-"""The CPU's inner loop of `stream.py` (numba): one read of the scores finds every group's best and the row's mass.
+"""The CPU's inner loops of `stream.py` and `tiles.py` (numba): one read of the scores finds every group's best and the row's mass.
 
 A block of scores is compared with the last kept of each item's group, by vector instructions that only count; a block
 that holds a better one is looked into, which after a short while hardly happens. The exponential is our own, for
@@ -137,7 +137,7 @@ def _scan(
                 while next_[row] < lists.shape[1] and lists[row, next_[row]] < first + end:
                     next_[row] += 1
                 if next_[row] > begin:  # barred items fall in here: strike them from a copy
-                    room[: end - start] = x
+                    _copy(x, room[: end - start])
                     for i in range(begin, next_[row]):
                         room[lists[row, i] - first - start] = lowest
                     x = room[: end - start]
@@ -191,6 +191,106 @@ def _quiet_mass(line, start, stop, bar, top):
         total += here
         start = end
     return stop, total
+
+
+@numba.njit(cache=True, nogil=True)
+def tile_bounds(
+    line,
+    rows,
+    apart,
+    count,
+    first,
+    width,
+    value,
+    price,
+    shut,
+    lists,
+    gone,
+    powers,
+    relative,
+    massed,
+    next_,
+    sofar,
+    bound,
+    top,
+    total,
+    known,
+):
+    """The numbers of a `tiles.Part`; see `tiles._parts`, the plain twin. bound: (R, T), the rest (R,), written to.
+
+    shut: (n,) items no row may have, or none at all.  price: (R, C).  value: (C, n)
+    """
+    room, scored = np.empty(count, dtype=line.dtype), np.empty(width, dtype=line.dtype)
+    least = np.finfo(line.dtype).min
+    for row in range(rows):
+        _copy(line[row * apart : row * apart + count], room)
+        for j in range(len(shut)):
+            if shut[j]:
+                room[j] = -np.inf
+        begin = next_[row]
+        while next_[row] < lists.shape[1] and lists[row, next_[row]] < first + count:
+            if gone[row, next_[row]]:
+                room[lists[row, next_[row]] - first] = -np.inf
+            next_[row] += 1
+        high = _largest(room)
+        mass = 0.0
+        if massed and high >= least:
+            for start in range(0, count, BLOCK):
+                mass += _mass(room[start : start + BLOCK], high)
+            here = high + math.log(mass)
+            both = max(sofar[row], here)
+            sofar[row] = both + math.log(math.exp(sofar[row] - both) + math.exp(here - both))
+        if relative:
+            sofar[row] = max(sofar[row], high)
+        top[row], total[row], known[row] = high, mass, max(sofar[row], least)
+        for i in range(begin, next_[row]):
+            room[lists[row, i] - first] = -np.inf
+        for tile in range(bound.shape[1]):
+            start, end = tile * width, min(tile * width + width, count)
+            x, y = room[start:end], scored[: end - start]
+            if powers:
+                _powered(x, line.dtype.type(known[row]), y)
+            else:
+                _copy(x, y)
+            for c in range(len(value)):
+                _add(price[row, c], value[c, start:end], y)
+            bound[row, tile] = _largest_where(x, y, least)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=SUMS)
+def _powered(x, known, out):
+    for j in range(x.shape[0]):
+        out[j] = _exp(np.float32(x[j] - known))
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy(x, out):
+    """Several times as fast as `out[:] = x`, which asks whether they overlap."""
+    for j in range(out.shape[0]):
+        out[j] = x[j]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=SUMS)
+def _add(price, value, out):
+    for j in range(out.shape[0]):
+        out[j] += price * value[j]
+
+
+@numba.njit(cache=True, nogil=True)
+def _largest(x):
+    high = x[0]
+    for j in range(x.shape[0]):
+        high = greater(high, x[j])
+    return high
+
+
+@numba.njit(cache=True, nogil=True)
+def _largest_where(x, y, least):
+    """The largest of y where x is a number."""
+    high = -x.dtype.type(np.inf)
+    for j in range(x.shape[0]):
+        high = greater(high, y[j] if x[j] >= least else -x.dtype.type(np.inf))
+    return high
 
 
 @numba.njit(cache=True, nogil=True)
@@ -307,6 +407,18 @@ def _fused(typingctx, x, y, z):
     return real(real, real, real), generate
 
 
+def _greater(typingctx, x, y):
+    """The larger of two numbers of one type. Python's own `max` is not read in vectors, for what it does with NaN."""
+
+    def generate(context, builder, signature, args):
+        real = context.get_value_type(signature.return_type)
+        larger = builder.module.declare_intrinsic("llvm.maxnum", [real], ir.FunctionType(real, [real, real]))
+        return builder.call(larger, args, fastmath=("nnan", "nsz"))
+
+    return x(x, x), generate
+
+
+greater: Any = intrinsic(_greater)
 as_float: Any = intrinsic(_float_of)
 as_bits: Any = intrinsic(_bits_of)
 fused: Any = intrinsic(_fused)

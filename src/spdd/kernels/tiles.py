@@ -9,8 +9,10 @@ Tiles are looked at in float64, the most promising first, until no other can hol
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +56,9 @@ def tile_topk(scores: Tensor | Product, value: Tensor, tiles: Tiles, price: Tens
         for part in rows.split(max(1, CELLS // (look * WIDTH * width))):
             mine = Lists(lists.items[part], lists.gone[part])
             pick = None if norm is None else norm[part]
-            near = scores[part] if isinstance(scores, Tensor) else scores._replace(hidden=scores.hidden[part])
+            near = scores
+            if len(part) < len(price):  # a copy, of given scores one of all their columns
+                near = scores[part] if isinstance(scores, Tensor) else scores._replace(hidden=scores.hidden[part])
             out, outside = looked(near, value, price[part], bound[part], pick, k, scale, barred.eligible, mine, look)
             items[part], total[part], logits[part] = (x[:, :k] for x in out)
             inside = outside < out[1][:, k - 1 : k] if k <= out[1].shape[1] else outside == -torch.inf
@@ -76,7 +80,10 @@ def upper_bounds(scores, value, tiles, price, scale, barred, lists, error):
     powers = scale in ("probability", "relative")
 
     def work(first: int, end: int) -> list[Part]:
-        return list(_parts(scores, value, price, scale, barred.eligible, lists, first, end))
+        parts = _parts
+        if price.device.type == "cpu" and importlib.util.find_spec("numba"):
+            parts = _fast_parts
+        return list(parts(scores, value, price, scale, barred.eligible, lists, first, end))
 
     parts = [part for run in in_parts(work, rows, count, WIDTH, price.device) for part in run]
     bound = torch.cat([part.bound for part in parts], 1)
@@ -155,6 +162,31 @@ def _parts(scores, value, price, scale, eligible, lists, first, end):
             scored.masked_fill_(outside, -torch.inf)
         scored = torch.nn.functional.pad(scored, (0, -count % WIDTH), value=-torch.inf)
         yield Part(scored.unflatten(1, (-1, WIDTH)).amax(2).double(), top.double(), total, known)
+
+
+def _fast_parts(scores, value, price, scale, eligible, lists, first, end):
+    """As `_parts`, with numba on the CPU."""
+    from .cpu_stream import tile_bounds
+
+    rows, kind = len(price), dtype_of(scores)
+    few, nobody = price.to(kind).numpy(), torch.zeros(0, dtype=torch.bool)
+    powers = scale in ("probability", "relative")
+    massed = scale in ("probability", "log_probability")
+    sofar, next_ = np.full(rows, -np.inf), (lists.items < first).sum(1).numpy()
+    items, gone = lists.items.numpy(), lists.gone.numpy()
+    for at, piece in pieces(scores, first, end, WIDTH):
+        piece = piece if piece.stride(1) == 1 else piece.contiguous()
+        count, apart = piece.shape[1], piece.stride(0)
+        line = piece.as_strided((max(0, rows - 1) * apart + count,), (1,)).numpy()
+        worth = value[:, at : at + count].to(kind).contiguous().numpy()
+        shut = nobody if eligible is None else ~eligible[at : at + count]
+        bound = np.empty((rows, -(-count // WIDTH)))
+        top, total, known = np.empty((3, rows))
+        tile_bounds(
+            line, rows, apart, count, at, WIDTH, worth, few, shut.numpy(), items, gone, powers, scale == "relative", massed,
+            next_, sofar, bound, top, total, known,
+        )  # fmt: skip
+        yield Part(torch.from_numpy(bound), *(torch.from_numpy(x)[:, None] for x in (top, total, known)))
 
 
 def looked(scores, value, price, bound, norm, k, scale, eligible, lists: Lists, look: int):
