@@ -35,6 +35,7 @@ QUICK = {
     "guard_overlap": ["--instances", "20"],
     "slate_values": ["--worlds", "20"],
     "tree_step": ["--rounds", "50"],
+    "bounds": [],
 }
 
 
