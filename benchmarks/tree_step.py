@@ -9,7 +9,7 @@ time is the median of all rounds, beside its quartiles.
     mask          ours with nothing promised: legal tokens, log p over the children, used items out
     one floor     ours with a floor on a 0/1 value: the same, and a price and a guard on every child
     three         ours with two floors and a cap on three values, guarded together
-    in place      `one floor` written over the logits, as vLLM has it
+    in place      `one floor` written over the logits
     children      `one floor` without a dense matrix: words, log p, payments, as our own loop has it
     advance       the next state from the tokens written
 

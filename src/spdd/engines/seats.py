@@ -98,7 +98,7 @@ class Seats:
             index = torch.tensor([line for line, _ in group], device=logits.device)
             if [seat.at for seat in seats] != list(range(len(pool.lines))):
                 rows = take(rows, np.array([seat.at for seat in seats]))
-            logits.index_copy_(0, index, priced(menu, rows, logits.index_select(0, index)).to(logits.dtype))
+            logits.index_copy_(0, index, priced(menu, rows, logits.index_select(0, index), in_place=True))
         for seat in lost:
             seat.asked = None
         for row, seat in self.taken.items():

@@ -74,7 +74,7 @@ class SlateProcessor(CustomLogitProcessor):
             rows = to(rows, logits.device)
         rows = advance(menu, rows, tokens)
         index = torch.tensor(lines, device=logits.device)
-        logits.index_copy_(0, index, priced(menu, rows, logits.index_select(0, index)).to(logits.dtype))
+        logits.index_copy_(0, index, priced(menu, rows, logits.index_select(0, index), in_place=True))
 
 
 def arguments(given: Mapping[str, Any] | None, **sampling: Any) -> dict[str, Any]:
