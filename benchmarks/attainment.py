@@ -13,7 +13,7 @@ The ideas, each a curve of its own:
     price of traffic                   per="both": slates start at the price all traffic shares, the guard keeps the floor
     row's own scale                    logits divided by their row's spread, so that a nat is worth the same to everyone
     looking ahead                      of the best four, the item with the most likely pair of itself and its successor
-    order                              the default's items, sorted again: the objective's up or down at the same count
+    order                              the default's items, sorted again: the objective's up or down at the same count (`lift`)
     tuned                              what `spdd tune` finds on validation users; "consumption alone": its other rule, spare 0
 """
 
@@ -76,11 +76,8 @@ def points(rivals: bool = False) -> list[Point]:
     found.append(grid.aimed("price of traffic", share, SLOTS, "spdd", per="both"))
     found.append(grid.aimed("row's own scale", share, SLOTS, "row's own scale"))
     found += [Point("looking ahead", {"part": part}, "looking ahead", {}, {"at_least": FLOOR}) for part in (0.3, 1.0)]
-    found += [
-        Point(f"order, {name}", {"shift": shift}, "order", {}, {"at_least": FLOOR})
-        for name, shift in (("objective last", -1e9), ("by relevance", 0.0), ("objective up 1", 1.0))
-    ]
-    return found
+    orders = {"order, objective last": -1e9, "order, by relevance": 0.0, "order, objective up 1": 1.0}
+    return found + [grid.aimed(name, share, SLOTS, "spdd", lift=lift) for name, lift in orders.items()]
 
 
 def with_ideas(bench: Bench) -> Bench:
@@ -159,20 +156,9 @@ def looking_ahead(decoder: Decoder, batch, value, knob) -> Chosen:
     return Chosen(torch.stack(chosen, 1))
 
 
-@torch.no_grad()
-def ordered(decoder: Decoder, batch, value, knob) -> Chosen:
-    """The default's items, by what the model said of them before the first slot and a shift of the objective's."""
-    items = decoder.generate(batch.model, batch.histories, exclude=batch.exclude).items
-    first = batch.model.logits(batch.model.start(batch.histories)).double()
-    scores = first.gather(1, items.clamp_min(0)) + knob["shift"] * torch.as_tensor(value)[items.clamp_min(0)]
-    order = scores.masked_fill(items < 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    return Chosen(items.gather(1, order))
-
-
 IDEAS: dict[str, Callable[..., Any]] = {
     "row's own scale": row_scaled,
     "looking ahead": looking_ahead,
-    "order": ordered,
 }
 
 
@@ -317,9 +303,9 @@ def page(results: list[dict]) -> str:
         f"`python benchmarks/attainment.py`, commit {commits}; this page is made from `benchmarks/results/cpu-2core/attainment.jsonl`.",
         '*Pace, rate, first price, relative scale* are settings of `SPDD`. *Price of traffic*: `per="both"`, slates start at the price that all '
         "traffic shares. *Row's own scale*: logits divided by the spread of their row's plain slate, so that a nat is worth the same to everyone. "
-        "*Looking ahead*: of the best four items the one whose log-probability, with a part of its best successor's, is largest. *Order*: the "
-        "default's items, sorted again by what the model said of them before the first slot and a shift for the objective's (last, 0 or 1 "
-        "nat up). *Tuned*: what `spdd tune` finds on validation users, by its own rule and by consumption alone.",
+        "*Looking ahead*: of the best four items the one whose log-probability, with a part of its best successor's, is largest. *Order*: `lift` of "
+        "`SPDD`, the default's items sorted again by what the model said of them before the first slot, the objective's last, level or 1 nat "
+        "up. *Tuned*: what `spdd tune` finds on validation users, by its own rule and by consumption alone.",
     ]
     for d in domains:
         for users in sorted(groups[d], reverse=True):

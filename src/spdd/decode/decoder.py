@@ -32,6 +32,7 @@ from .arrays import (
     sampling_of,
 )  # fmt: skip
 from .guard import Reach, find_witness, slack_of
+from .order import lifted
 from .polish import LONGEST, polish
 from .primal_dual import Problem, Promises, State, linear
 from .products import Source, product_of
@@ -68,6 +69,7 @@ class Decoder:
     slots: int = 10
     scale: str = "logit"
     trace: bool = False
+    lift = None  # no field here: SPDD has it
 
     def __post_init__(self):
         if isinstance(self.slots, bool) or not isinstance(self.slots, int | np.integer) or self.slots < 1:
@@ -95,6 +97,7 @@ class Decoder:
         eligible = eligible_items(exclude, None, scores)
         sampling = sampling_of(temperature, top_p, seed, scores)
         slate = self._static(scores, eligible, sampling, self.trace if trace is None else trace)
+        slate = slate if self.lift is None else lifted(slate, scores, self.objectives, self.lift)
         slate = _widened(slate, self.slots) if padded else slate
         return slate if isinstance(logits, Tensor) else slate.numpy()
 
@@ -118,12 +121,20 @@ class Decoder:
                     f"`model` must have a function '{name}'; {type(model).__name__} has none. "
                     "Wrap a plain function of item sequences with spdd.FromCallable(function)."
                 )
+        if self.lift is not None and (proposes(model) or getattr(model, "shard", None) is not None):
+            raise ValueError(
+                "`lift` sorts a slate by scores from before its first slot, which a model that proposes items, or holds a part of "
+                "the table, does not give for all of them. Leave `lift` out."
+            )
         trace = self.trace if trace is None else trace
         state = model.start(histories)
         source = None
         if temperature is None and not proposes(model):
             source = self._source(model, state, exclude, histories)
+        first: Any = None  # kept for `lift`: what the model said before the first slot, as it may write over that
         if source is not None:
+            if self.lift is not None:
+                first = source.scores._replace(hidden=source.scores.hidden.clone())
             slate = self._unwritten(model, source, histories, trace)
         else:
             if proposes(model):
@@ -132,7 +143,9 @@ class Decoder:
                 logits = check_logits(cast(Model, model).logits(state), "what `model.logits` returned")
             eligible = eligible_items(exclude, histories, logits)
             sampling = sampling_of(temperature, top_p, seed, logits)
+            first = None if self.lift is None else logits.clone()
             slate = self._autoregressive(model, state, logits, eligible, sampling, trace)
+        slate = slate if self.lift is None else lifted(slate, first, self.objectives, self.lift)
         slate = _widened(slate, self.slots)
         return slate.numpy() if isinstance(histories, np.ndarray) else slate
 

@@ -15,6 +15,7 @@ from ..objective import Objective
 from ..relevance import LOG_SCALES
 from ..slate import Slate
 from .decoder import Decoder, Settings
+from .order import check_lift
 from .traffic import Traffic
 from .warm import is_binary, traffic_prices, warm_prices
 
@@ -48,6 +49,8 @@ class SPDD(Decoder):
     rate:   how fast prices move; 0 keeps them
     guard:  never end short of a target that could have been kept
     pace:   what a choice is compared with: "even" (target / slots) or "remaining" (missing / slots left)
+    lift:   None leaves items in the order they were chosen; a number sorts the finished slate by the model's first scores plus
+            so much per unit of value: the same items, those of the objectives further up (below 0: further down)
     traffic_rate: how fast the shared prices of per="traffic" objectives move after a batch
 
     The paper's Algorithm 1 is `SPDD(objectives, slots, scale="probability", start=1.0, rate=1.0, guard=False)`.
@@ -62,6 +65,7 @@ class SPDD(Decoder):
     pace: str = "even"
     traffic_rate: float = 0.5
     trace: bool = False
+    lift: float | None = None
     traffic: Traffic = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -70,6 +74,7 @@ class SPDD(Decoder):
             self.start = _number(self.start, "start", 'a number, "warm" or "auto"')
         self.rate = _number(self.rate, "rate", "a number")
         self.traffic_rate = _number(self.traffic_rate, "traffic_rate", "a number")
+        self.lift = check_lift(self.lift, self.objectives)
         if self.pace not in ("even", "remaining"):
             raise ValueError(f"`pace` must be 'even' or 'remaining', got {self.pace!r}.")
         if not isinstance(self.guard, bool):

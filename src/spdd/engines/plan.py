@@ -263,6 +263,10 @@ def _check_decoder(decoder: Decoder) -> None:
         raise ValueError(
             "`start` must be a number or 'auto' inside an engine, got 'warm': nothing is scored yet before the first token."
         )
+    if decoder.lift is not None:
+        raise ValueError(
+            f"`lift` must be left out inside an engine, got {decoder.lift:g}: items are written in the order they are chosen."
+        )
 
 
 def _column_of(menu: Menu, objective: Any) -> int:
