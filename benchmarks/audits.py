@@ -25,7 +25,7 @@ def main() -> None:
         "--rate", type=float, action="append", help="of the printed algorithm; 0.3 and 1 when left out"
     )
     args = options.parse_args()
-    for name in args.domain or evaluation.CASES:
+    for name in args.domain or evaluation.SWEPT:
         out = args.work / name / "audit"
         evaluation.spdd(
             "audit", str(args.work / name), str(args.work / f"{name}.npz"), "--items", str(args.work / f"{name}-items.parquet"),

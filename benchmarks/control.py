@@ -32,7 +32,7 @@ def main() -> None:
     options.add_argument("--tuned-on", type=int, default=1000, help="validation users")
     options.add_argument("--trials", type=int, default=4, help="proposals of each search, beside the usual settings")
     args = options.parse_args()
-    for name in args.domain or evaluation.CASES:
+    for name in args.domain or evaluation.SWEPT:
         folder = args.work / name / "control"
         points = []
         for asked in ASKED:
