@@ -1,8 +1,8 @@
 """Does TransAct know what people will open better than popularity and logistic regression do?
 
 KuaiRand: learnt from 25 to 30 April, asked on 1 to 8 May, with histories from before. Everything is chosen on 30 April
-and then learnt anew with that day. Logistic regression gets the same context, items, traits and actions, the latter as counts
-and rates, all numbers also cut into parts so that it need not be linear in them.
+and then learnt anew with that day. Logistic regression reads the same: context, items, traits, what is known of them, and the
+last 128 actions, as counts and rates; all numbers are also cut into parts so that it need not be linear in them.
 
 Impressions are judged "ahead", by what was known before the first of a person's test days, as slates are made: no model
 sees an answer to what it is judged by. "As it happens" each is judged by all that was known just before it. Its AUC per
@@ -35,9 +35,9 @@ import record
 from spdd.data import prepared
 from spdd.data.shown import ACTION, LABELS
 from spdd.models import train
-from spdd.models.actions import HOUR, Actions, first_of_person, first_of_tie, traits
+from spdd.models.actions import HOUR, MOST, Actions, first_of_person, first_of_tie, traits
 from spdd.models.shelf_log import rates, shelf_log, with_rates
-from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, load, score
+from spdd.models.transact import Config, Log, Shelves, TransAct, auc, auc_per_person, load, score, taken
 from spdd.trained import TRAITS
 
 OFFSET = 8  # hours: people see clocks of China
@@ -50,12 +50,7 @@ SHY = {**DECAY, "dropout": 0.2, "forget": 0.3}
 GRID = {
     "paper": {},
     "decay": SHY,
-    "wide": {**SHY, "wide": True},
-    "wide, fading": {**SHY, "wide": True, "fade": 0.7},
-    "wide, pairs": {**SHY, "wide": True, "pairs": 0.5, "fade": 0.7},
-    "wide, much hidden": {**DECAY, "dropout": 0.3, "forget": 0.6, "wide": True, "fade": 0.7},
-    "wide, smaller batches": {**SHY, "wide": True, "batch": 512, "fade": 0.7},
-    "wide, smaller batches, pairs": {**SHY, "wide": True, "batch": 512, "fade": 0.7, "pairs": 0.5},
+    "regression": {**DECAY, "regression": True, "fade": 0.8, "epochs": 4},
 }
 
 
@@ -248,19 +243,11 @@ def features(split, log: Actions, learn, first) -> tuple[np.ndarray, int, np.nda
 
 
 def so_far(row, key, what, first) -> np.ndarray:
-    """(E,) how often `what` held among the person's earlier events with the same key. Ties in time are not earlier."""
-    order = np.lexsort((np.arange(len(row)), key, row))
-    total = np.cumsum(what[order]) - what[order]
-    new = np.ones(len(row), dtype=bool)
-    new[1:] = (row[order][1:] != row[order][:-1]) | (key[order][1:] != key[order][:-1])
-    start = np.maximum.accumulate(np.where(new, np.arange(len(row)), 0))
-    # Of several events with one key at one time, the first knows what all may know.
-    tied = new.copy()
-    tied[1:] |= first[order][1:] != first[order][:-1]
-    known = np.maximum.accumulate(np.where(tied, np.arange(len(row)), 0))
-    out = np.zeros(len(row))
-    out[order] = total[known] - total[start]
-    return out
+    """(E,) of how many of the person's last 128 actions with the same key `what` held. first: (E,) the first not known yet"""
+    group = np.unique(row * (int(key.max()) + 1) + key, return_inverse=True)[1] * len(row)
+    order = np.argsort(group, kind="stable")
+    place, total = (group + np.arange(len(row)))[order], np.append(0, np.cumsum(what[order]))
+    return total[np.searchsorted(place, group + first)] - total[np.searchsorted(place, group + (first - MOST).clip(0))]
 
 
 # ---- the model --------------------------------------------------------------------------------------------------
@@ -287,13 +274,13 @@ def fit(
 ) -> tuple[TransAct, train.Fitted]:
     """A model learnt from `learn`. said: what differs from the paper's settings.  now: what is known of items, for decoding"""
     about = traits(split.items.attributes, TRAITS, items=len(split.items.id), least=2)
-    of_model = {name: said[name] for name in ("dropout", "forget", "pairs", "wide") if name in said}
+    of_model = {name: said[name] for name in ("dropout", "forget", "pairs", "regression") if name in said}
     rest = {name: value for name, value in said.items() if name not in of_model}
     settings = dataclasses.replace(PAPER, **rest, seed=seed)
     settings = settings if epochs is None else dataclasses.replace(settings, epochs=epochs)
     config = Config(
         items=len(split.items.id), sizes=about.sizes, match=MATCH, actions=len(ACTION), surfaces=int(log.surface.max()) + 1,
-        stats=log.stats.shape[1], offset=OFFSET, label=label, **of_model,
+        stats=log.stats.shape[1], offset=OFFSET, label=label, taken=taken(log, learn, len(ACTION)), **of_model,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = TransAct(config, about.codes, now).to(place)
@@ -334,10 +321,11 @@ def report(scores: dict[str, np.ndarray], log: Actions, judged: np.ndarray, seed
             "model": name, "auc": auc(values, labels), "auc interval": interval(drawn[name][0]),
             "auc per person": own, "auc per person interval": interval(drawn[name][1]), "people": len(each),
         })  # fmt: skip
-    for name in scores:
-        if "TransAct" in scores and name != "TransAct":
-            ahead = [interval(a - b) for a, b in zip(drawn["TransAct"], drawn[name], strict=True)]
-            results.append({"TransAct ahead of": name, "auc interval": ahead[0], "auc per person interval": ahead[1]})
+    for one, name in (
+        (a, b) for a in scores for b in scores if a.startswith("TransAct") and not b.startswith("TransAct")
+    ):
+        ahead = [interval(a - b) for a, b in zip(drawn[one], drawn[name], strict=True)]
+        results.append({f"{one} ahead of": name, "auc interval": ahead[0], "auc per person interval": ahead[1]})
     record.table([
         {"model": r["model"], "AUC": words(r, "auc"), "AUC per person": words(r, "auc per person")}
         for r in results if "model" in r

@@ -234,9 +234,9 @@ def _open_lmrec(path, split, device, options):
 def _train_transact(split, folder, said, device, resume):
     from .models.actions import traits
     from .models.shelf_log import rates, shelf_log, with_rates
-    from .models.transact import Config, Shelves, TransAct
+    from .models.transact import Config, Shelves, TransAct, taken
 
-    told = ("items", "sizes", "match", "actions", "surfaces", "stats", "label")  # by the data
+    told = ("items", "sizes", "match", "actions", "surfaces", "stats", "label", "taken")  # by the data
     homes = {
         "train": defaults(train.Settings) | SHELVES,
         "model": defaults(Config, without=told),
@@ -259,6 +259,7 @@ def _train_transact(split, folder, said, device, resume):
         surfaces=int(log.surface.max()) + 1,
         stats=log.stats.shape[1],
         label=label,
+        taken=taken(log, learn, int(log.action.max()) + 1),
         **found["model"],
     )
     torch.manual_seed(settings.seed)

@@ -1,14 +1,30 @@
 """TransAct: state after placed shelves is exact, training sees no future, and what is planted is found."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
 import spdd
 from spdd.data.listeners import PLAYED, ListenerWorld
-from spdd.models import train
+from spdd.models import checkpoint, train
 from spdd.models.actions import HOUR, MOST, Actions, Requests, side_by_side, traits
-from spdd.models.transact import Config, Log, Shelves, TransAct, _over_pairs, auc, auc_per_person, score
+from spdd.models.transact import (
+    PARTS,
+    QUICK,
+    Config,
+    Log,
+    Shelves,
+    Tokens,
+    TransAct,
+    _over_pairs,
+    auc,
+    auc_per_person,
+    load,
+    score,
+    taken,
+)
 
 NOW = 1_650_882_384_975
 COLUMNS = ("items", "actions", "times", "surfaces")
@@ -52,9 +68,9 @@ def with_placed(r, slates, kind):
     )
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_state_after_placed_shelves_is_what_it_would_be_afresh(wide):
-    model, requests = ranker(wide=wide), people()
+@pytest.mark.parametrize("regression", [False, True])
+def test_state_after_placed_shelves_is_what_it_would_be_afresh(regression):
+    model, requests = ranker(regression=regression, taken=(-1.0, -1.0, 0.0, 1.0)), people()
     slate = spdd.Greedy(slots=30).generate(model, requests).items
     state, moved = model.start(requests), 0.0
     for slot in range(30):
@@ -273,6 +289,69 @@ def test_ahead_nobody_knows_an_answer_to_what_is_asked():
     each = score(model, Log(log, wanted, model.config))
     first = np.unique(log.rows()[wanted], return_index=True)[1]
     np.testing.assert_allclose(score(model, Log(log, wanted, model.config, ahead=True))[first], each[first], atol=1e-5)
+
+
+def test_the_regression_is_learnt_apart_and_the_mean_of_both_ranks():
+    """Each has its own loss: what one makes of things is nothing to the gradient of the other."""
+    model, log = ranker(regression=True), small_log()
+    wanted = np.flatnonzero(log.label >= 0)
+    task = Shelves(model, log, wanted, wanted[:0], batch=10_000, fingerprint="")
+    batch = next(task.batches(0, 0, 1))
+
+    def gradient(of):
+        model.zero_grad()
+        task.loss(batch, torch.Generator().manual_seed(0)).backward()
+        return of.grad.clone()
+
+    table, layer = model.regression.table.weight, model.out.weight
+    before = gradient(table), gradient(layer)
+    assert all(x.abs().max() > 0 for x in before)
+    with torch.no_grad():
+        model.regression.linear.bias += 3
+    assert torch.equal(gradient(layer), before[1])
+    assert not torch.equal(gradient(table), before[0])
+    inputs, *_ = Log(log, wanted, model.config).take(batch, torch.device("cpu"))
+    torch.testing.assert_close(model(*inputs), sum(model.votes(*inputs)) / 2)
+
+
+def test_the_regression_knows_how_long_ago_the_last_action_was_and_forgets_placed_shelves():
+    model, requests = ranker(regression=True), people()
+    tokens = [getattr(requests, name) for name in COLUMNS]
+    past = Tokens(tokens[0], tokens[1], tokens[2], tokens[3], tokens[1] > 0)
+    kind, time = model._latest(past, past.there[:, None])
+    assert kind[:, 0].tolist() == [*requests.actions[:3, -1].tolist(), 0, int(requests.actions[4, -1])]
+    assert time[:3, 0].tolist() == requests.times[:3, -1].tolist()
+    later = with_placed(requests, torch.ones(5, 2, dtype=torch.long), model.config.actions)
+    seen = Tokens(later.items, later.actions, later.times, later.surfaces, later.actions > 0)
+    assert torch.equal(model._latest(seen, seen.there[:, None])[0], kind)
+    for parameter in model.regression.parameters():
+        torch.nn.init.zeros_(parameter)
+    start = int(model.regression.starts[-model.regression.linear.in_features + model.config.stats])
+    with torch.no_grad():  # a weight for every part of the time since: 0, 1, 2, ...
+        model.regression.table.weight[start : start + PARTS, 0] = torch.arange(PARTS).float() / QUICK
+    known = torch.zeros(5, 1, model.config.stats), torch.zeros(5, 1, 4, model.config.actions + 1)
+    one = [torch.zeros(5, 1, dtype=torch.long)] * 4
+    minutes = torch.tensor([0.0, 1.0, 6.9, 7.1, 2.0**30])[:, None]
+    found = model.regression(one[:3], one[3], one[:2], (one[0], minutes), *known)
+    assert found[:, 0].tolist() == [0, 1, 2, 3, PARTS - 1]
+
+
+def test_which_kinds_of_actions_mean_that_something_was_taken():
+    log = small_log()._replace(action=np.array([1, 2, 2, 3, 3, 1]), label=np.array([-1, 0, 0, 1, 0, -1]))
+    assert taken(log, np.flatnonzero(log.label >= 0), 5) == (-1, -1, 0, 0.5, -1)
+
+
+def test_a_checkpoint_of_an_option_that_is_no_more_is_refused_in_words(tmp_path):
+    model = ranker(regression=True)
+    about = {"kind": "transact", "fingerprint": "", "weights": model.state_dict()}
+    checkpoint.save(tmp_path / "now.pt", config=asdict(model.config), **about)
+    checkpoint.save(tmp_path / "before.pt", config={**asdict(model.config), "wide": False}, **about)
+    checkpoint.save(tmp_path / "wide.pt", config={**asdict(model.config), "wide": True}, **about)
+    for name in ("now.pt", "before.pt"):
+        again = load(tmp_path / name)
+        assert torch.equal(again.logits(again.start(people())), model.logits(model.start(people())))
+    with pytest.raises(ValueError, match="trained with `wide`"):
+        load(tmp_path / "wide.pt")
 
 
 def test_auc():

@@ -33,6 +33,8 @@ from . import checkpoint
 from .actions import HOUR, MOST, Actions, Requests, Rows, first_of_person, first_of_tie, grouped, side_by_side
 
 AGES = 16  # of an action at the time of a request, in doublings of a minute
+PARTS = 16  # into which the regression cuts a number
+QUICK = 8  # times as fast as the layers the regression learns: steps are few
 PAIRS = 1 << 20  # of candidates and actions that are looked at together when decoding starts, to spare memory
 
 
@@ -65,7 +67,10 @@ class Config:
     forget: float = 0.3  # share of items whose number is hidden in training, so that traits must do
     label: str = ""
     pairs: float = 0.0  # weight of the loss over pairs: one person's taken item should score above one left
-    wide: bool = False  # beside the layers, a sum of one number for each trait, moment and count of alike actions
+    taken: tuple[
+        float, ...
+    ] = ()  # of each kind of action the share that was taken, -1 where it is never shown; see `taken`
+    regression: bool = False  # beside the layers stands a logistic regression, learnt apart; see `Regression`
 
 
 class Tokens(NamedTuple):
@@ -106,6 +111,7 @@ class State(NamedTuple):
     last: (R, D) the newest encoded action.  context: (R, D)
     ask:  who is a candidate: every item (1, M), or each row's pool (R, P), -1 where it has fewer.  found: what they found
     query, own: (R, P, H, D / H) and (R, P, inner), what does not change while a slate fills
+    latest: (R, 1) twice, the kind of the last action that is no placed shelf, and when
     """
 
     keys: tuple[Tensor, ...]
@@ -117,6 +123,7 @@ class State(NamedTuple):
     found: Found
     query: Tensor
     own: Tensor
+    latest: tuple[Tensor, Tensor]
 
 
 class TransAct(nn.Module):
@@ -152,15 +159,9 @@ class TransAct(nn.Module):
         self.worth = nn.Parameter(0.1 * torch.ones(kinds, c.actions + 1))
         self.of_item = nn.Linear(c.width + c.stats, c.inner)
         self.of_rest = nn.ModuleList(nn.Linear(c.width, c.inner, bias=False) for _ in range(3))  # context, last, found
-        sums = 2 * kinds + c.wide * kinds * (c.actions + 2)
-        self.of_sums = nn.Linear(sums, c.inner, bias=False)
-        self.out, self.wide = nn.Linear(c.inner, 1), nn.Linear(c.stats + sums, 1)
-        if c.wide:
-            self.mass = nn.Parameter(torch.zeros(kinds, c.actions + 1))
-            tables = [nn.Embedding(n, 1) for n in (c.items + 1, *c.sizes, c.surfaces, 24 * 7)]
-            for table in tables:
-                nn.init.zeros_(table.weight)
-            self.plain = nn.ModuleList(tables)
+        self.of_sums = nn.Linear(2 * kinds, c.inner, bias=False)
+        self.out, self.wide = nn.Linear(c.inner, 1), nn.Linear(c.stats + 2 * kinds, 1)
+        self.regression = Regression(c) if c.regression else None
         self.drop = nn.Dropout(c.dropout)
 
     # ---- the seam to decoders ------------------------------------------------------------------------------------
@@ -187,16 +188,18 @@ class TransAct(nn.Module):
             found.append(self._look(mine, asking, x[some], done, done.there[:, None], self._begin(asking)))
         found = Found(*(torch.cat(part) for part in zip(*found, strict=True)))
         own = self._own(ask.item, self.known[ask.item.remainder(self.config.items + 1)])
-        return State(
-            tuple(keys), tuple(values), tokens, last, context, ask, found, self._ask(ask, context[:, None]), own
-        )
+        query, latest = self._ask(ask, context[:, None]), self._latest(tokens, tokens.there[:, None])
+        return State(tuple(keys), tuple(values), tokens, last, context, ask, found, query, own, latest)
 
     @torch.no_grad()
     def logits(self, state: State) -> Tensor:
         """(R, M) log-odds that each item is taken if it comes next; outside its pool a row has the least of those inside."""
         item, all_of = state.ask.item, self.config.items
         stats = self.known[item.remainder(all_of + 1)]
-        scores = self._judge(state.own, state.ask, stats, state.context[:, None], state.last[:, None], state.found)
+        votes = self._judge(
+            state.own, state.ask, stats, state.context[:, None], state.last[:, None], state.found, state.latest
+        )
+        scores = torch.stack(votes).mean(0)
         wide = scores.amin(1, keepdim=True).expand(-1, all_of + 1)
         return wide.scatter(1, item.remainder(all_of + 1).expand_as(scores), scores)[:, :-1]
 
@@ -222,6 +225,11 @@ class TransAct(nn.Module):
         sees: (B, T, T) which tokens a token attends to.  asked: (B, P, T) which a candidate looks at
         stats: (B, P, S) what was known of the candidates then
         """
+        votes = self.votes(tokens, sees, ask, asked, stats)
+        return torch.stack(votes).mean(0)
+
+    def votes(self, tokens: Tokens, sees: Tensor, ask: Candidates, asked: Tensor, stats: Tensor) -> list[Tensor]:
+        """What `forward` is the mean of: the log-odds (B, P) by the layers, then those by the regression if there is one."""
         x, _, _ = self._encode(tokens, sees)
         context = self._context(ask.now, ask.surface)
         begun = self._begin(self._ask(ask, context))  # asked twice, as training hides other items each time
@@ -229,7 +237,8 @@ class TransAct(nn.Module):
         order = torch.arange(1, asked.shape[2] + 1, device=x.device)
         newest = F.pad(asked * order, (1, 0)).amax(2)[..., None].expand(-1, -1, x.shape[2])
         own = self._own(ask.item, stats)
-        return self._judge(own, ask, stats, context, F.pad(x, (0, 0, 1, 0)).gather(1, newest), found)
+        last, latest = F.pad(x, (0, 0, 1, 0)).gather(1, newest), self._latest(tokens, asked)
+        return self._judge(own, ask, stats, context, last, found, latest)
 
     # ---- the parts ------------------------------------------------------------------------------------------------
 
@@ -312,28 +321,70 @@ class TransAct(nn.Module):
         """(B, P, inner) what the head makes of candidates themselves."""
         return self.of_item(torch.cat([self._vector(items), stats], -1))
 
-    def _judge(self, own, ask, stats, context, last, found: Found):
-        """(B, P) log-odds. own: see `_own`"""
-        sums = self._summed(found.alike)
+    def _latest(self, tokens, sees):
+        """Kind and time (B, P) of the last action that is no placed shelf, 0 where there is none. sees: (B, P, T)"""
+        order = torch.arange(1, tokens.item.shape[1] + 1, device=sees.device)
+        newest = F.pad(sees & (tokens.action < self.config.actions)[:, None], (1, 0)) * F.pad(order, (1, 0))
+        newest = newest.amax(2)  # 0 where there is none
+        return F.pad(tokens.action, (1, 0)).gather(1, newest), F.pad(tokens.time, (1, 0)).gather(1, newest)
+
+    def _judge(self, own, ask, stats, context, last, found: Found, latest):
+        """Log-odds (B, P) by the layers, and by the regression if there is one. own: see `_own`.  latest: see `_latest`"""
+        worth, count = (found.alike * self.worth).sum(-1), found.alike.sum(-1)
+        sums = torch.cat([worth / (count + 1), count.log1p()], -1)
         seen = (found.total / found.weight[..., None]).flatten(2)
         hidden = own + self.of_sums(sums)
         for layer, part in zip(self.of_rest, (context, last, self.drop(seen)), strict=True):
             hidden = hidden + layer(part)
-        wide = self.wide(torch.cat([stats.expand(*sums.shape[:2], -1), sums], -1))
-        if self.config.wide:
+        stats = stats.expand(*sums.shape[:2], -1)
+        wide = self.wide(torch.cat([stats, sums], -1))
+        votes = [(self.out(self.drop(F.gelu(hidden))) + wide)[..., 0]]
+        if self.regression is not None:
             number = ask.item.remainder(self.config.items + 1)
-            hour, weekday = self._moment(ask.now)
-            codes = (number, *self.codes[number].unbind(-1), ask.surface, 24 * weekday + hour)
-            wide = wide + sum(table(code) for table, code in zip(self.plain, codes, strict=True))
-        return (self.out(self.drop(F.gelu(hidden))) + wide)[..., 0]
+            about, (kind, time) = (number, *self.codes[number].unbind(-1)), latest
+            minutes = torch.where(kind > 0, (ask.now - time).clamp_min(0) / 60_000, 2.0**PARTS)
+            moment = self._moment(ask.now)
+            votes.append(self.regression(about, ask.surface, moment, (kind, minutes), stats, found.alike))
+        return votes
 
-    def _summed(self, alike):
-        """(B, P, S) what counts of alike actions (B, P, N, A) come to: their mean worth, and how many they are."""
-        worth, count = (alike * self.worth).sum(-1), alike.sum(-1)
-        sums = [worth / (count + 1), count.log1p()]
-        if self.config.wide:  # by kind too, and their mean worth where some kinds weigh more than others
-            sums += [worth / ((alike * self.mass.exp()).sum(-1) + 1), alike.log1p().flatten(2)]
-        return torch.cat(sums, -1)
+
+class Regression(nn.Module):
+    """Logistic regression on what the layers see too: a weight for every trait, moment and number; numbers also in parts.
+
+    It learns by a loss of its own. Two that learn together lean on each other; learnt apart they err apart, and their mean
+    ranks better than either.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        c, self.surfaces = config, config.surfaces
+        kinds = len(c.match) + 3
+        numbers = c.stats + 1 + kinds * (c.actions + 1)
+        taken = torch.tensor([*c.taken, *(c.actions + 1 - len(c.taken)) * [-1.0]])
+        self.register_buffer("taken", torch.stack([taken.clamp_min(0), (taken >= 0).float()], 1), persistent=False)
+        sizes = (c.items + 1, *c.sizes, c.surfaces, 24, 7, 24 * 7, c.actions, c.actions * c.surfaces)
+        starts = torch.tensor((0, *sizes, *numbers * [PARTS])).cumsum(0)
+        self.register_buffer("starts", starts[:-1], persistent=False)
+        self.table, self.linear = nn.Embedding(int(starts[-1]), 1), nn.Linear(numbers, 1)
+        for weight in (self.table.weight, self.linear.weight, self.linear.bias):
+            nn.init.zeros_(weight)
+
+    def forward(self, about, surface, moment, latest, stats, alike):
+        """(B, P) log-odds. about: item and traits.  moment: hour and weekday.  latest: kind of the last action, minutes since
+
+        stats: (B, P, S).  alike: see `Found`.  All others: (B, P or 1)
+        """
+        (hour, weekday), (kind, minutes) = moment, latest
+        codes = (*about, surface, hour, weekday, 24 * weekday + hour, kind, kind * self.surfaces + surface)
+        count = (alike[..., 1:].flatten(2) + 1).log2()  # of actions that are not nothing
+        taken, shown = (alike @ self.taken).unbind(-1)
+        share = (taken + 1) / (shown + 2)
+        since = (minutes + 1).log2()[..., None].expand(*count.shape[:2], 1)
+        stats = stats.expand(*count.shape[:2], -1)
+        parts = torch.cat([(stats + 2) * PARTS / 4, since, 2 * count, share * PARTS], -1).long().clamp(0, PARTS - 1)
+        codes = torch.cat([torch.stack([c.expand(count.shape[:2]) for c in codes], -1), parts], -1)
+        numbers = torch.cat([stats, since / 8 - 1, count / 4, 4 * share - 2], -1)
+        return QUICK * (self.table(codes + self.starts).sum(2) + self.linear(numbers))[..., 0]
 
 
 class Block(nn.Module):
@@ -440,6 +491,13 @@ def sessions(actions: Actions, hours: float) -> np.ndarray:
     return np.cumsum(new)
 
 
+def taken(actions: Actions, learn: np.ndarray, kinds: int) -> tuple[float, ...]:
+    """Of each kind of action, what share of those shown was taken, -1 where none was shown: `Config.taken`."""
+    kind = actions.action[learn]
+    shown, good = np.bincount(kind, minlength=kinds), np.bincount(kind, actions.label[learn] > 0, minlength=kinds)
+    return tuple(np.where(shown > 0, good / shown.clip(1), -1.0).tolist())
+
+
 def _cuts(asks, asked, generator):
     """When the slate of each session was made: events known (B, P), the time (B, P), and who is in a slate (B, P).
 
@@ -482,11 +540,13 @@ class Shelves:
 
     def loss(self, batch: Rows, generator: torch.Generator) -> Tensor:
         inputs, label, weight, slate = self.learn.take(batch, self.model.codes.device, generator)
-        scores = self.model(*inputs)
-        losses = F.binary_cross_entropy_with_logits(scores, label.clamp_min(0), reduction="none")
-        loss = (losses * weight).sum() / weight.sum().clamp_min(1)
-        share = self.model.config.pairs
-        return loss + share * _over_pairs(scores, label > 0, slate) if share else loss
+        loss, share = torch.zeros((), device=weight.device), self.model.config.pairs
+        for scores in self.model.votes(*inputs):
+            losses = F.binary_cross_entropy_with_logits(scores, label.clamp_min(0), reduction="none")
+            loss = loss + (losses * weight).sum() / weight.sum().clamp_min(1)
+            if share:
+                loss = loss + share * _over_pairs(scores, label > 0, slate)
+        return loss
 
     def validate(self) -> dict[str, float]:
         """On `check`: auc over everything and that of the mean person, their mean first, by which epochs are chosen; minus the log loss."""
@@ -521,6 +581,11 @@ def load(path: str | Path, fingerprint: str | None = None) -> TransAct:
     config: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in held.config.items()
     }
+    if config.pop("wide", False):  # older checkpoints say so
+        raise ValueError(
+            f"The ranker in '{path}' was trained with `wide`, an option that is no more. Train it anew; "
+            "`regression=true` ranks better."
+        )
     model = TransAct(Config(**config))
     model.load_state_dict(held.weights)
     return model.eval()
