@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/speed.md, made from the result files, never by hand.
+"""The tables of README.md, docs/speed.md and docs/engines.md, made from the result files, never by hand.
 
 A table stands between `<!-- results: NAME -->` and `<!-- end -->`; NAME is one of TABLES below.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2core"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md", ROOT / "docs" / "engines.md")
 PLACE = re.compile(r"(<!-- results: ([a-z_-]+) -->\n).*?(<!-- end -->)", re.S)
 Line = dict[str, Any]
 
@@ -117,10 +117,12 @@ def rerank(read) -> str:
 
 def retrieval(read) -> str:
     lines = read("retrieval")
-    rows = [["values", "way", *(f"price {p:g}" for p in (0, 0.1, 1, 10, 1000)), "ms a row", "built in"]]
+    rows = [["values", "way", *(f"price {p:g}" for p in (0, 0.1, 1, 10, 1000)), "ms a row (middle half)", "built in"]]
     for line in lines:
         recall = [f"{x:.3f}" for x in line["recall"]]
-        rows.append([line["values"], line["way"], *recall, f"{line['ms_a_row']:.2f}", f"{line['build_s']:.1f} s"])
+        spread = " to ".join(f"{x:.2f}" for x in line.get("quartiles_ms_a_row", []))
+        took = f"{line['ms_a_row']:.2f}" + f" ({spread})" * bool(spread)
+        rows.append([line["values"], line["way"], *recall, took, f"{line['build_s']:.1f} s"])
     s = lines[0]["settings"]
     what = f"{s['items']:,} items, width {s['width']}, {s['rows']} rows at a time, {s['probes']} probes, {s['threads']} thread"
     return f"{what}; {_commit(lines[0])}.\n\n{_markdown(rows)}"
@@ -132,6 +134,42 @@ def exactness(read) -> str:
     return (
         f"{total:,} random problems ({lines[0]['problems']:,} for each of four scales, with numba and in plain torch): "
         f"{sum(line['wrong'] for line in lines)} wrong; in {other:,} another item of the same float64 score; {_commit(lines[0])}."
+    )
+
+
+def tree(read) -> str:
+    """A step along a tree of ids, by variant and by token of an item."""
+    lines = read("tree_step")
+    took = {(line["variant"], line["level"]): line for line in lines}
+    rows = [["", "first token of an item", "second", "last"]]
+    for name, words in TREE.items():
+        cells = (f"{x['least_ms']:.3g} ({x['ms']:.3g})" for x in (took[name, level] for level in range(3)))
+        rows.append([words, *cells])
+    s = lines[0]["settings"]
+    what = f"{s['rows']} rows, {s['items']:,} ids of 3 tokens out of 2,048, one thread; the least of {s['rounds']} rounds, and the median in brackets, in ms"
+    return f"{what}; {_commit(lines[0])}.\n\n{_markdown(rows)}"
+
+
+TREE = {
+    "fill": "writing -inf to the scores, alone",
+    "csr": "a mask alone, in torch",
+    "transformers": "transformers' `PrefixConstrainedLogitsProcessor`",
+    "mask": "ours, nothing promised",
+    "one floor": "ours, one floor: prices and guard",
+    "in place": "the same, written over the logits",
+    "three": "ours, two floors and a cap",
+    "children": "ours, one floor, no dense matrix: our own loop",
+    "advance": "the next state",
+}
+
+
+def menu(read) -> str:
+    """What it takes to build, save and open the menu of those ids."""
+    line = read("tree_step")[0]
+    return (
+        f"The menu of these ids takes {line['catalog_cpu_s']:.2g} and {line['menu_cpu_s']:.2g} seconds of the processor (tree, and the rest "
+        f"with three columns), {line['real_values_cpu_s']:.2g} for other values on the same tree, {line['save_cpu_s']:.2g} to save; opening "
+        f"it takes {1e3 * line['load_cpu_s']:.2g} ms, since it is mapped and not read."
     )
 
 
@@ -164,7 +202,7 @@ def summary(read) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "given": given, "table": table, "first-call": first, "lost": lost, "rerank": rerank, "retrieval": retrieval,
-    "exactness": exactness, "summary": summary,
+    "exactness": exactness, "summary": summary, "tree": tree, "menu": menu,
 }  # fmt: skip
 
 

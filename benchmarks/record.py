@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def parser(doc: str) -> argparse.ArgumentParser:
     """The options every benchmark has."""
     options = argparse.ArgumentParser(description=doc.split("\n")[0])
-    options.add_argument("--out", type=pathlib.Path, help="file to which one JSON line per result is appended")
+    options.add_argument("--out", type=committed, help="file to which one JSON line per result is appended")
     options.add_argument("--seed", type=int, default=0)
     return options
 
@@ -42,14 +42,28 @@ def origin(name: str, args: argparse.Namespace) -> dict:
     }
 
 
+def committed(out: str | pathlib.Path) -> pathlib.Path:
+    """The path, unless it lies among the published results and the code that writes to it is not what its commit says.
+
+    Asked before the work begins and again when it is done; pages and results may differ, for that is what a benchmark changes.
+    """
+    path = pathlib.Path(out)
+    if path.resolve().is_relative_to(ROOT / "benchmarks" / "results") and commit().endswith("-dirty"):
+        raise argparse.ArgumentTypeError(
+            f"`--out` is {out}, where published numbers are kept, but files differ from the commit: {', '.join(changed())}. "
+            "Commit or stash them, or write to a file elsewhere"
+        )
+    return path
+
+
 def write(about: dict, results: list[dict], out: pathlib.Path | None) -> None:
-    """Append one line per result to `out`, and print one line for programs with all of them."""
+    """Print one line for programs with all results, and append one line per result to `out`."""
     results = [{key: _short(x) for key, x in result.items()} for result in results]
+    print(json.dumps({**about, "results": results}))
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        committed(out).parent.mkdir(parents=True, exist_ok=True)
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({**about, **result}) + "\n" for result in results)
-    print(json.dumps({**about, "results": results}))
 
 
 def _short(x):
@@ -136,15 +150,22 @@ def percent(value: float, interval: list[float], digits: int = 2) -> str:
 
 def commit() -> str:
     """The commit, with -dirty where code differs from it; "unknown" outside a repository."""
-
-    def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
     try:
-        changed = git("status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
-        return git("rev-parse", "HEAD") + "-dirty" * bool(changed)
+        return _git("rev-parse", "HEAD") + "-dirty" * bool(changed())
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def changed() -> list[str]:
+    """Tracked files that differ from the commit, and new ones among the code; not results, nor pages made from them."""
+    pages = [":!benchmarks/results", ":!*.md"]
+    lines = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *pages)
+    lines += "\n" + _git("status", "--porcelain", "--", "src", "benchmarks", *pages)
+    return sorted({line.split(maxsplit=1)[1] for line in lines.splitlines() if line})
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def machine() -> str:

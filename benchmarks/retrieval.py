@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 import record
@@ -20,6 +21,7 @@ from spdd.kernels import index as indexes
 
 PRICES = (0.0, 0.1, 1.0, 10.0, 1000.0)
 K = 10
+ROUNDS = 5
 
 
 def main():
@@ -55,9 +57,7 @@ def compare(name, table, hidden, value, spread, args) -> list[dict]:
     product = product._replace(longest=priced.longest(product))
     prices = [torch.full((len(hidden), 1), spread / float(value.std()) * price) for price in PRICES]
     exact = [timed(lambda price=price: priced_topk(product, ready, price, K)) for price in prices]
-    lines = [
-        {"values": name, "way": "exact", "build_s": 0.0, "recall": [1.0] * len(PRICES), "ms_a_row": each(exact, hidden)}
-    ]
+    lines = [{"values": name, "way": "exact", "build_s": 0.0, "recall": [1.0] * len(PRICES), **each(exact, hidden)}]
     for way in ("ivf", "hnsw", "mixed"):
         began = time.perf_counter()
         index = Mixed(table, value, probes=args.probes) if way == "mixed" else None
@@ -65,7 +65,7 @@ def compare(name, table, hidden, value, spread, args) -> list[dict]:
         build = time.perf_counter() - began
         found = [timed(lambda price=price, index=index: index.topk(hidden, price, K)) for price in prices]
         recall = [share(one.items, other.items) for (_, one), (_, other) in zip(exact, found, strict=True)]
-        lines.append({"values": name, "way": way, "build_s": build, "recall": recall, "ms_a_row": each(found, hidden)})
+        lines.append({"values": name, "way": way, "build_s": build, "recall": recall, **each(found, hidden)})
     return lines
 
 
@@ -83,18 +83,25 @@ class Mixed(indexes.Index):
 
 
 def timed(run):
+    """Seconds of ROUNDS runs, and what the last of them found."""
     run()
     took = []
-    for _ in range(3):
+    for _ in range(ROUNDS):
         began = time.perf_counter()
         found = run()
         took.append(time.perf_counter() - began)
-    return min(took), found
+    return took, found
 
 
-def each(runs, hidden) -> float:
-    """Milliseconds of a row, on average over prices."""
-    return 1e3 * sum(seconds for seconds, _ in runs) / len(runs) / len(hidden)
+def each(runs, hidden) -> dict:
+    """Milliseconds of a row, the mean over prices of each round: the median, the quartiles and the least of rounds."""
+    rounds = 1e3 * np.mean([took for took, _ in runs], 0) / len(hidden)
+    low, middle, high = np.percentile(rounds, [25, 50, 75])
+    return {
+        "ms_a_row": float(middle),
+        "quartiles_ms_a_row": [float(low), float(high)],
+        "least_ms_a_row": float(rounds.min()),
+    }
 
 
 def share(exact, found) -> float:
@@ -108,6 +115,7 @@ def readable(line: dict) -> dict:
         "way": line["way"],
         **at,
         "ms a row": f"{line['ms_a_row']:.3f}",
+        "quartiles": " to ".join(f"{x:.3f}" for x in line["quartiles_ms_a_row"]),
         "build s": f"{line['build_s']:.1f}",
     }
 
