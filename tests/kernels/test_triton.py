@@ -1,5 +1,6 @@
 """The Triton pass gives what the plain pass gives. Without a GPU it runs in Triton's interpreter: make test-triton"""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -220,12 +221,57 @@ def test_all_but_one_excluded():
     torch.testing.assert_close(found.mass, torch.full((2, 1), 4.0, dtype=torch.float64, device=DEVICE))
 
 
+def compiled(*words):
+    asked = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0"}
+    told = subprocess.run([sys.executable, COMPILED, *words], env=asked, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout
+    return [line.split() for line in told.stdout.splitlines()]
+
+
 def test_the_compiler_says_it_fits_a_hopper():
     """No GPU is needed to ask: loads run ahead of the products (cp.async), and registers hold what they must."""
-    asked = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0"}
-    told = subprocess.run([sys.executable, COMPILED], env=asked, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    for line in told.stdout.splitlines():
-        _, size, ahead, spilled = (int(x) for x in line.split())
+    for line in compiled():
+        _, size, ahead, spilled = (int(x) for x in line)
         assert ahead > 0
         assert spilled <= {2: 64, 4: 1024}[size], line
+
+
+def test_shared_memory_is_no_more_than_we_say():
+    """At every width, number of groups and type, or at some of them; where there is none too little, a Hopper launches it."""
+    from spdd.kernels import gpu
+
+    for line in compiled("shared", "1" if PROBLEMS >= 10_000 else "37"):
+        took, said = int(line[-2]), int(line[-1])
+        assert took <= said <= gpu.HOPPER, line
+
+
+@pytest.mark.parametrize("room", [232_448, 101_376, 65_536])
+def test_a_setting_fits_or_there_is_none(room):
+    """Of a Hopper's shared memory, a desktop's, and an old one's."""
+    from spdd.kernels import gpu
+
+    for size, rows, width in itertools.product((2, 4), (1, 16, 33, 128, 500), (1, 64, 80, 256, 512, 1024, 4096)):
+        found = gpu.fitting(rows, width, size, size, room)
+        if found:
+            block, setting = found
+            assert gpu.shared(block, width, size, setting, size) <= room
+            assert setting.items >= gpu.LEAST_ITEMS
+            assert setting.programs >= 1
+        assert found or width >= 512
+    assert gpu.fitting(16, 64, 2, 2, 232_448) == (16, gpu.SETTINGS[2][16])
+    assert gpu.fitting(16, 8192, 4, 4, 232_448) is None
+
+
+def test_what_fits_nowhere_is_left_to_torch():
+    from spdd.kernels import gpu
+
+    def takes(rows, width, groups=2, kind=torch.bfloat16):
+        here = {"dtype": kind, "device": "meta"}
+        scores = Product(torch.empty(rows, width, **here), torch.empty(9, width, **here))
+        return gpu.takes(scores, Groups(None, None, (1,) * groups, None, None, ()))
+
+    assert all(takes(*shape) for shape in ((16, 64), (16, 256), (32, 512), (128, 512)))
+    assert takes(128, 512, kind=torch.float32)
+    assert not takes(16, 64, groups=gpu.MOST_GROUPS + 1)
+    assert not takes(16, 8192, kind=torch.float32)

@@ -7,7 +7,7 @@ as a list for each tile, not as a mask.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton  # pyrefly: ignore
@@ -33,8 +33,10 @@ SETTINGS = {
     2: {16: Setting(256, 2, 4, 3), 32: Setting(128, 2, 4, 3), 64: Setting(128, 2, 4, 3), 128: Setting(128, 1, 8, 3)},
     4: {16: Setting(64, 2, 4, 3), 32: Setting(64, 2, 4, 3), 64: Setting(64, 1, 8, 3), 128: Setting(32, 1, 8, 3)},
 }
+LEAST_ITEMS = 16  # the narrowest tile a product is taken of
 MOST_GROUPS = 8  # a tile's best is taken group by group
 ROOM = 1 << 27  # bytes for the best of every tile, where those are written
+HOPPER, RESERVED = 232_448, 1024  # bytes of shared memory: what one program may have, and what each takes beside it
 LISTED = 16  # barred pairs of a tile that are looked at in one go; tiles with more come last
 KEPT = 3  # best tiles of a group that a program remembers; where more are wanted, every tile's best is written
 
@@ -44,11 +46,9 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
     (rows, width), count = scores.hidden.shape, len(scores.table)
     levels, keep = len(groups.size), k <= KEPT
     kind, device = _kind(scores), scores.table.device
-    settings = SETTINGS[kind.itemsize]
-    block = next((size for size in settings if size >= rows), max(settings))
-    setting = settings[block]
+    block, setting = fitting(rows, width, kind.itemsize, scores.table.itemsize, _shared(device))
     tiles = -(-count // setting.items)
-    few = max(min(settings), ROOM // (4 * levels * tiles))
+    few = max(min(SETTINGS[kind.itemsize]), ROOM // (4 * levels * tiles))
     if not keep and rows > few:  # every tile's best is written: some rows at a time, for the memory
         return _joined([group_topk(mine, groups, k, lists, mass) for mine, lists in _split(scores, barred, few)])
     hidden, table = scores.hidden.to(kind).contiguous(), scores.table.contiguous()
@@ -64,8 +64,7 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
     tile = torch.empty(places if keep else 1, rows, levels, dtype=torch.int32, device=device)
     top = torch.empty(programs, rows, dtype=torch.float32, device=device)
     total = torch.empty(programs, rows, dtype=torch.float64, device=device)
-    whole = max(16, 1 << (width.bit_length() - 1))  # the width as a power of two and a rest
-    rest = max(16, triton.next_power_of_2(width - whole)) if width > whole else 0
+    whole, rest = parts(width)
     _tile_best[(programs, -(-rows // block))](
         hidden, table, table if scores.row_scale is None else scores.row_scale, member.contiguous(), *listed,
         best, tile, top, total, rows, count, tiles, width, programs, len(listed.crowded),
@@ -79,6 +78,53 @@ def group_topk(scores: Product, groups: Groups, k: int, barred: Barred, mass: bo
         found, items = (torch.cat([x[:, g, :n] for g, n in enumerate(depth)], 1) for x in (found, items))
     masses = _mass(scores, top, total, member, barred) if mass else None
     return Found(found.flatten(1), items.flatten(1), columns(depth, device), masses)
+
+
+def takes(scores: Product, groups: Groups) -> bool:
+    """Whether the pass can be launched: few enough groups, and a tile that fits into shared memory."""
+    (rows, width), size = scores.hidden.shape, _kind(scores).itemsize
+    few = size in SETTINGS and len(groups.size) <= MOST_GROUPS
+    return few and fitting(rows, width, size, scores.table.itemsize, _shared(scores.table.device)) is not None
+
+
+def fitting(rows: int, width: int, size: int, stored: int, room: int) -> Any:
+    """How many rows at a time, and the setting, whose shared memory fits into `room` bytes; None where none does.
+
+    Of what does not fit, tiles are halved, then one is loaded ahead and not two, then rows are halved: tiles cost least, for each row
+    of a block shares the read of the table. size, stored: bytes of the type of products, and of the table's
+    """
+    settings = SETTINGS[size]
+    most = next((block for block in settings if block >= rows), max(settings))
+    for block in sorted((block for block in settings if block <= most), reverse=True):
+        for stages in (settings[block].stages, 2):
+            items = settings[block].items
+            while items >= LEAST_ITEMS:
+                setting = settings[block]._replace(items=items, stages=stages)
+                need = shared(block, width, size, setting, stored) + RESERVED
+                if need <= room + RESERVED:
+                    return block, setting._replace(programs=min(setting.programs, (room + RESERVED) // need))
+                items //= 2
+    return None
+
+
+def shared(rows: int, width: int, size: int, setting: Setting, stored: int) -> int:
+    """Bytes of shared memory the compiler takes, or a little more: tiles on their way, hidden states, and room to hand numbers over.
+
+    stored: bytes of the table's type, which may be narrower than that of products.
+    """
+    wide = sum(parts(width))
+    ahead = setting.stages - (
+        rows < 64 or size == 4
+    )  # in half types 64 rows are a Hopper's own product: it reads one tile more
+    tiles = setting.items * wide * (ahead * stored + size * (stored < size))
+    struck, moved = 2 * LISTED * (setting.items + rows), 4 * rows * setting.items * (size == 4)
+    return tiles + rows * wide * size + max(struck, moved)
+
+
+def parts(width: int) -> tuple[int, int]:
+    """The width as a power of two and a rest, 0 or a power of two; none below what products take."""
+    whole = max(16, 1 << (width.bit_length() - 1))
+    return whole, max(16, triton.next_power_of_2(width - whole)) if width > whole else 0
 
 
 def _best_items(best, tile, scores, member, out, k, width):
@@ -170,6 +216,11 @@ def _joined(parts: list[Found]) -> Found:
     mass = torch.cat(masses) if masses else None
     logit, items = (torch.cat([getattr(part, name) for part in parts]) for name in ("logit", "items"))
     return Found(logit, items, parts[0].group, mass)
+
+
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory a program may have, as Triton counts when it launches; a Hopper's where there is no GPU."""
+    return triton.compiler.compiler.max_shared_mem(device.index) if device.type == "cuda" else HOPPER
 
 
 def _multiprocessors(device: torch.device) -> int:
