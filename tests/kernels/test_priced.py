@@ -74,6 +74,12 @@ def drawn(seed, rows=ROWS):
     return scores, value, price, [1, 1, 3, 10][whole(0, 3)], Barred(seen, used, eligible)
 
 
+def terms(scores, value, price, items):
+    """How large what a score of these items (R, k) is summed from is, and with it what float64 may be wrong by."""
+    at = items.clamp_min(0)
+    return (price.double().abs()[:, :, None] * value.double().abs()[:, at].transpose(0, 1)).sum(1)
+
+
 def compare(scores, value, price, k, scale, barred):
     ours = priced_topk(scores, value, price, k, scale=scale, **barred._asdict())
     twin = reference.priced_topk(scores, value, price, k, scale, barred)
@@ -83,9 +89,10 @@ def compare(scores, value, price, k, scale, barred):
         total = reference.priced_topk(scores, value, price, value.shape[1], scale, barred)
         place = (total.items[:, None] == ours.items[:, :, None]).double().argmax(2)
         mine = total.score.gather(1, place)  # what the definition says of the item we chose
-        largest = (mine.abs() + (price.abs().double() @ value.abs().double()).amax(1, keepdim=True))[other]
+        size = (terms(scores, value, price, items) for items in (ours.items, twin.items))
+        largest = sum(size, mine.abs() + twin.score.abs())[other]
         gap = (twin.score - mine)[other].abs()
-        assert bool((gap <= 4e-15 * largest).all()), (scale, k, gap.max())
+        assert bool((gap <= 4e-15 * largest).all()), (scale, k, (gap / largest).max())
         assert all(len(set(row)) == len(row) for row in ours.items[other.any(1)].tolist() if -1 not in row)
     rough = 1e-5 + torch.as_tensor(priced.error_of(scores))
     same = ~other  # of two items with one score the more relevant may have been taken
@@ -102,8 +109,13 @@ def compare(scores, value, price, k, scale, barred):
 @pytest.mark.parametrize("scale", SCALES)
 def test_ten_thousand_problems(scale):
     seeds = range(-(-PROBLEMS // ROWS))
-    different = sum(compare(*drawn(seed)[:4], scale, drawn(seed)[4]) for seed in seeds)
-    assert different < PROBLEMS / 10  # nearly all choices are the very same items; prices of 1e30 leave many equal
+    different = 0
+    for seed in seeds:
+        *problem, barred = drawn(seed)
+        different += compare(*problem, scale, barred)
+    # Nearly all choices are the very same items: at most 738 were not, nearly all of them under prices of 1e12 and 1e30, beside which
+    # float64 loses the relevance. A tenth leaves room for another processor's sums, and for no kind of problem that goes wrong.
+    assert different < PROBLEMS / 10
 
 
 @pytest.mark.parametrize(("scale", "seed"), list(itertools.product(SCALES, range(1000, 1020))))
@@ -166,6 +178,29 @@ def test_a_small_group_is_settled_too():
     best = priced.group_best(scores, reference.group_items(value, 2), 3, scale="logit", barred=Barred())
     assert best.items.tolist() == [[0, 1, 2, 150]] * 2
     assert best.group.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("empty", ["no items", "none open"])
+@pytest.mark.parametrize("mass", [True, False])
+def test_a_group_without_items_keeps_no_block_from_being_quiet(empty, mass, monkeypatch):
+    pytest.importorskip("numba")
+    from spdd.kernels import cpu_stream
+
+    made = []
+    monkeypatch.setattr(cpu_stream, "Stream", lambda *args, new=cpu_stream.Stream: made.append(new(*args)) or made[-1])
+    member = torch.arange(3000) % 2
+    eligible = None if empty == "no items" else member == 0
+    member = torch.zeros(3000, dtype=torch.int64) if empty == "no items" else member
+    groups = reference.laid_out(torch.tensor([[0.0], [1.0]]), member)
+    scores = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0))
+    found = stream.group_topk(scores, groups, 3, Barred(eligible=eligible), mass)
+    assert all((one.least > 0).all() for one in made)
+    assert made
+    open_ = scores if eligible is None else scores.masked_fill(~eligible, -torch.inf)
+    assert torch.equal(found.items[:, :3], open_.topk(3).indices)
+    assert (found.items[:, 3:] == -1).all()
+    if mass:
+        torch.testing.assert_close(found.mass[:, 0], open_.double().logsumexp(1), rtol=1e-6, atol=0)
 
 
 def test_seen_items_are_in_no_probability_and_used_ones_are():

@@ -43,25 +43,27 @@ SUMS = {"reassoc", "contract", "nsz", "nnan"}  # fmt: skip
 class Stream:
     """Running best and mass of all rows. depth: how many to keep of each group.
 
-    first: number of the first item to come.  masked: some items are in no group
+    first: number of the first item to come.  there: how many items each group has, and last how many are in none; None if those are 0
     """
 
     def __init__(
-        self, rows: int, depth: list[int], lists: Lists, first: int, mass: bool, dtype: torch.dtype, masked: bool
-    ):
+        self, rows: int, depth: list[int], lists: Lists, first: int, mass: bool, dtype: torch.dtype,
+        there: list[int] | None,
+    ):  # fmt: skip
         kind = np.float64 if dtype == torch.float64 else np.float32
         self.ends = np.concatenate([[0], np.cumsum(depth)]).astype(np.int64)
         self.best = np.full((rows, self.ends[-1]), -np.inf, dtype=kind)
         self.items = np.full((rows, self.ends[-1]), -1, dtype=np.int64)
-        # The last is that of items no row may have: nothing beats it.
+        # Nothing beats the bar of a group that has nothing, nor the last, that of items no row may have: were it to stay at -inf, no
+        # block would ever be quiet.
         self.bar = np.full((rows, len(depth) + 1), -np.inf, dtype=kind)
-        self.bar[:, -1] = np.inf
+        self.bar[:, np.array([*(depth if there is None else there[: len(depth)]), 0]) == 0] = np.inf
         self.least = self.bar.min(1)  # what a score must be above to matter to any group
         self.lists = [x.numpy() for x in lists]
         self.next = (lists.items < first).sum(1).numpy()
         self.top = np.full(rows, -np.inf, dtype=kind)
         self.total = np.zeros(rows)
-        self.masked, self.massed = masked, mass
+        self.masked, self.massed = there is not None, mass
 
     def feed(self, scores: Tensor, first: int, member: Tensor) -> None:
         """scores: (R, n) float32 or float64.  first: number of the first item.  member: (n,)"""

@@ -39,7 +39,7 @@ def group_topk(scores: Tensor | Product, groups: Groups, k: int, barred: Barred,
     if isinstance(scores, Product) and scores.table.is_cuda and importlib.util.find_spec("triton"):
         from . import gpu
 
-        if len(groups.size) <= gpu.MOST_GROUPS and dtype_of(scores) == torch.float32:
+        if dtype_of(scores) == torch.float32 and gpu.takes(scores, groups):
             return gpu.group_topk(scores, groups, k, barred, mass)
     depth = [min(k, size) for size in groups.size]
     device = scores.device if isinstance(scores, Tensor) else scores.table.device
@@ -52,9 +52,12 @@ def group_topk(scores: Tensor | Product, groups: Groups, k: int, barred: Barred,
         from .cpu_stream import Stream
     else:
         Stream = TorchStream
+    there = None  # how many items a group has, and last how many are in none
+    if barred.eligible is not None and Stream is not TorchStream:
+        there = member.bincount(minlength=len(depth) + 1).tolist()
 
     def work(first: int, end: int):
-        stream = Stream(rows, depth, lists, first, mass, dtype_of(scores), barred.eligible is not None)
+        stream = Stream(rows, depth, lists, first, mass, dtype_of(scores), there)
         come = pieces(scores, first, end)
         if isinstance(scores, Tensor) and scores.dtype == dtype_of(scores) and Stream is not TorchStream:
             come = [(first, scores[:, first:end])]  # nothing to convert: numba goes through them in one call
@@ -150,7 +153,14 @@ class TorchStream:
     """The plain twin of `cpu_stream.Stream`, on any device."""
 
     def __init__(
-        self, rows: int, depth: list[int], lists: Lists, first: int, mass: bool, dtype: torch.dtype, masked: bool
+        self,
+        rows: int,
+        depth: list[int],
+        lists: Lists,
+        first: int,
+        mass: bool,
+        dtype: torch.dtype,
+        there: list[int] | None,
     ):
         device = lists.items.device
         self.depth, self.lists = depth, lists
