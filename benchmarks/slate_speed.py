@@ -22,7 +22,8 @@ import record
 import spdd
 from spdd.decode import products
 from spdd.decode.captured import Captured, Recorded, taken_apart
-from spdd.kernels import Barred, Product, longest, prepare, priced_unsettled
+from spdd.kernels import Barred, Product, longest, prepare
+from spdd.kernels.priced import priced_unsettled
 from spdd.models.sasrec import Config, SASRec
 
 SEEN, WANTED = 100, 0.1
@@ -169,13 +170,13 @@ def waits(made, model, histories) -> int:
     """How often the host waited for the device between the first slot and the last, as the profiler saw it."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    walk = getattr(model, "walk", products.walk)
+    walk = getattr(model, "_spdd_walk", products.walk)
 
     class Watched:
         def __getattr__(self, name):
             return getattr(model, name)
 
-        def walk(self, *given):
+        def _spdd_walk(self, *given):
             torch.cuda.synchronize()
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
                 with record_function("all slots"):

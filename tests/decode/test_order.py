@@ -90,7 +90,7 @@ def test_static_scores_and_empty_slots():
     assert decoder.rerank(scores, exclude=[[0]]).items.tolist() == [[2, 3, 1, -1]]
 
 
-@pytest.mark.parametrize("lift", ["up", True, float("nan"), float("inf"), [1.0]])
+@pytest.mark.parametrize("lift", ["up", True, float("nan"), float("inf"), 10**400, [1.0]])
 def test_what_is_no_number_is_refused(lift):
     with pytest.raises(ValueError, match="`lift` must be None or a finite number"):
         spdd.SPDD(lift=lift)

@@ -1,5 +1,8 @@
 """Scores that are never written give the slates of scores that are, without asking the device before the slate is done."""
 
+import copy
+import pickle
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,8 +14,10 @@ import spdd
 from spdd import SPDD, Objective
 from spdd.decode import products
 from spdd.decode.captured import Captured, put_together, taken_apart
-from spdd.kernels import Barred, Product, longest, prepare, priced_topk, priced_unsettled, reference, stream
+from spdd.kernels import Barred, Product, group_best, group_items, longest, prepare, priced_topk, reference, stream
+from spdd.kernels.priced import priced_unsettled
 from spdd.models.sasrec import Config, SASRec
+from spdd.models.sharded import Sharded
 
 ROWS, ITEMS, WIDTH, SLOTS = 5, 300, 6, 8
 
@@ -216,23 +221,85 @@ def test_a_model_gone_wrong_half_way_is_named(wrong, message, passes):
         spdd.Greedy(slots=4).generate(Wrong(*drifting()), [[]] * ROWS)
 
 
-def test_a_table_that_has_learnt_is_measured_again(passes):
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8], ids=str)
+def test_weights_that_change_are_measured_again_however_they_were_written(kind, passes):
     """What proves a choice is the length of the longest row; an old one would prove too much."""
+    model, told = drifting(kind=kind), []
+
+    class Told(Drifting):
+        def _spdd_walk(self, *args):
+            told.append(float(args[3].scores.longest))
+            return products.walk(*args)
+
     made = spdd.Greedy(slots=3)
-    weight = torch.nn.Parameter(drifting().table.float())
+    made.generate(Told(*model), [[]] * ROWS)
+    if kind is torch.int8:
+        model = model._replace(row_scale=2 * model.row_scale)
+    else:
+        model.table.data.mul_(2)  # raises no version
+    made.generate(Told(*model), [[]] * ROWS)
+    assert told[1] == pytest.approx(2 * told[0])
 
-    class Learning(Drifting):
-        table = property(lambda self: weight[:-1])
 
-    model = Learning(drifting().begun.float(), weight)
-    made.generate(model, [[]] * ROWS)
-    first = made._measure
-    made.generate(model, [[]] * ROWS)
-    assert made._measure is first
-    with torch.no_grad():
-        weight.mul_(2)
-    made.generate(model, [[]] * ROWS)
-    assert float(made._measure.longest) == pytest.approx(2 * float(first.longest))
+@pytest.mark.parametrize("inside", [False, True])
+def test_weights_made_without_a_history_are_served(inside, passes):
+    with torch.inference_mode():
+        models = [drifting(kind=torch.float32), sasrec(), sasrec(temperature=0.1)]
+    for model in models:
+        with torch.inference_mode(inside):
+            near(*(spdd.Greedy(slots=3).generate(x, [[]] * ROWS) for x in (model, Written(model))))
+
+
+def test_a_price_that_levels_two_chances_is_settled(passes):
+    """A norm summed in float32 would choose by its own error between an item with the price and one without."""
+    levelled = 0
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        model = Drifting(torch.randn(1, 8, generator=g), torch.randn(2000, 8, generator=g))
+        new = (torch.rand(2000, generator=g) < 0.2).double()
+        chance = model.logits(model.begun).softmax(1)[0]
+        gap = float(chance[new < 1].max() - chance[new > 0].max())
+        for price in (gap * (1 - 1e-7), gap * (1 + 1e-7)) if gap > 0 else ():
+            weighed = spdd.WA([Objective("new", new)], 1, weight=price / (1 + price), scale="probability")
+            ours, theirs = (weighed.generate(x, [[]]) for x in (model, Written(model)))
+            assert torch.equal(ours.items, theirs.items)
+            late = weighed.generate(Late(*model), [[]])
+            assert torch.equal(late.items, theirs.items)
+            levelled += 1
+        drawn = SPDD(
+            [Objective("new", new, at_least=1)], 1, scale="probability"
+        )  # its first price levels them by itself
+        near(*(drawn.generate(x, [[]]) for x in (model, Written(model))))
+    assert levelled > 10
+
+
+class Late(Drifting):
+    """Nothing is settled before all slots are filled, as on a GPU."""
+
+    def _spdd_walk(self, *args):
+        return products.walk(*args[:-1], False)
+
+
+def test_a_row_of_zeros_is_proven_and_exact_scores_take_no_second_table(monkeypatch):
+    scores = Product(torch.zeros(2, WIDTH), drifting().table.float())
+    groups = group_items((torch.arange(ITEMS) % 3 == 0).double()[None], 2)
+    best = group_best(scores, groups, 2, scale="probability", barred=Barred(torch.tensor([[0], [1]])), settle=False)
+    assert best.sure.all()
+    assert best.items.tolist() == [[1, 2, 3, 6], [2, 4, 0, 3]]
+    monkeypatch.setattr(reference, "ITEMS_AT_ONCE", 64)
+    with Watched() as seen:
+        found = reference.exact_logits(scores)
+    assert seen.largest < ITEMS * WIDTH
+    assert torch.equal(found, torch.zeros(2, ITEMS).double())
+
+
+def test_a_model_may_call_anything_walk_or_shard(passes):
+    class Named(Drifting):
+        walk, shard = None, "of glass"
+
+    model = drifting()
+    same(*(spdd.Greedy(slots=3).generate(x, [[]] * ROWS) for x in (Named(*model), model)))
+    assert passes
 
 
 # ---- without asking the device ---------------------------------------------------------------------------
@@ -260,7 +327,7 @@ def prepared(make, model, rows=ROWS, exclude=None):
     given = []
 
     class Told(Drifting):
-        def walk(self, *args):
+        def _spdd_walk(self, *args):
             given.append(args)
             return products.walk(*args)
 
@@ -307,13 +374,13 @@ def sasrec(items=ITEMS, **more):
 def test_nor_for_sasrec(device, positions, passes, plain_torch):
     model, w = sasrec(positions=positions), world(items=ITEMS)
     given = []
-    model.walk = lambda *args: given.append(args) or products.walk(*args)
+    model._spdd_walk = lambda *args: given.append(args) or products.walk(*args)
     begun = model.start([[1, 2], [], [3], [4], [5]])
     problem, state, _, source, _, _ = (
         DECODERS["SPDD"](w, SLOTS).generate(model, [[1, 2], [], [3], [4], [5]]) and given[0]
     )
     source = source._replace(state=begun)
-    del model.walk
+    del model._spdd_walk
     if device == "meta":
         problem, state, source = on_meta((problem, state, source))
         model = model.to("meta")
@@ -381,7 +448,7 @@ def test_a_choice_that_is_not_proven_is_made_again(passes):
     walks = []
 
     class Late(Drifting):
-        def walk(self, *args):
+        def _spdd_walk(self, *args):
             walks.append(products.walk(*args[:-1], False))
             return walks[-1]
 
@@ -422,6 +489,39 @@ def test_another_shape_is_another_recording(passes):
         slate = make.generate(fast, [[]] * rows)
         same(slate, make.generate(fast.model, [[]] * rows))
     assert len(fast._recorded) == 2
+
+
+def test_another_scale_of_rows_is_another_recording(passes):
+    fast, make = Captured(drifting(kind=torch.int8)), spdd.Greedy(slots=3)
+    for turn in (1, -1):
+        fast.model = fast.model._replace(row_scale=turn * drifting(kind=torch.int8).row_scale)
+        same(make.generate(fast, [[]] * ROWS), make.generate(fast.model, [[]] * ROWS))
+    assert len(fast._recorded) == 2
+
+
+def test_a_state_that_hides_tensors_is_refused(passes):
+    @dataclass
+    class Hidden:
+        at: torch.Tensor
+
+    class Hiding(Drifting):
+        def start(self, histories):
+            return {"inside": [Hidden(self.begun)]}
+
+        def hidden(self, state):
+            return state["inside"][0].at
+
+    with pytest.raises(TypeError, match="got Hidden"):
+        spdd.Greedy(slots=3).generate(Captured(Hiding(*drifting())), [[]] * ROWS)
+
+
+def test_a_captured_model_can_be_copied():
+    fast = Captured(drifting())
+    for again in (copy.copy(fast), copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(again.table, fast.table)
+    for kind in (Captured, Sharded):
+        with pytest.raises(AttributeError):
+            kind.__new__(kind).table  # noqa: B018
 
 
 def test_what_is_taken_apart_is_put_together():

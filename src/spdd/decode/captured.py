@@ -25,7 +25,8 @@ class Captured:
     """The model, to be decoded like any other: `decoder.generate(Captured(model), histories)`.
 
     model: offers `hidden` and `table`; its `advance` must do the same to tensors of the same shapes, whatever they hold,
-           and ask for nothing that only the device knows. Its weights stay where they are: train it elsewhere
+           and ask for nothing that only the device knows. Its weights stay where they are: train it elsewhere. Its state is
+           tensors, numbers, text, slices and None, in tuples, lists and dicts; anything else is refused
     most:  recordings kept, the latest; each holds the memory one slate needs
     """
 
@@ -34,15 +35,21 @@ class Captured:
         self._recorded: list[Recorded] = []
 
     def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # not there yet in a copy that is being made
+            raise AttributeError(name)
         return getattr(self.model, name)
 
-    def walk(self, problem: Problem, begun: State, model: Any, source: Source, trace: bool, settle: bool) -> Walked:
+    def _spdd_walk(
+        self, problem: Problem, begun: State, model: Any, source: Source, trace: bool, settle: bool
+    ) -> Walked:
         """As `products.walk`. What is not proven is said, never settled: that would take a look at the numbers."""
         if problem.combine is not linear:  # a function made for this batch, which may hold tensors of its own
             return products.walk(problem, begun, self.model, source, trace, settle)
         scores, groups = source.scores, source.groups
+        check_state(source.state)
         tensors, form = taken_apart((problem, begun, source.state, scores.hidden, scores.longest, source.barred))
-        stays = (scores.table.data_ptr(), scores.row_scale is not None, id(groups), source.scale, trace)
+        # What is known by its address is kept by the recording, so that nothing else can come to lie there.
+        stays = (*map(lies, (scores.table, scores.row_scale)), id(groups), id(source.part), source.scale, trace)
         found = [x for x in self._recorded if x.form == form and x.stays == stays]
         if not found:
             empty = source._replace(state=None, barred=Barred(), scores=scores._replace(hidden=scores.hidden[:0]))
@@ -75,7 +82,8 @@ class Recorded:
             with torch.cuda.stream(beside):  # kernels are compiled at their first call, which cannot be recorded
                 function(self.inputs)
             torch.cuda.current_stream().wait_stream(beside)
-            with torch.cuda.graph(self.graph):
+            # Another thread may ask its device for memory meanwhile: that is not of this recording.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = function(self.inputs)
 
     def __call__(self, tensors: list[Tensor]) -> Any:
@@ -87,6 +95,23 @@ class Recorded:
             self.graph.replay()
         results, form = taken_apart(self.outputs)
         return put_together(form, [x.clone() for x in results])
+
+
+def lies(x: Tensor | None) -> Any:
+    """Where a tensor's numbers lie, and how they are read."""
+    return x if x is None else (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device)
+
+
+def check_state(state: Any) -> None:
+    """Refuse what may hold tensors out of sight: a recording would go on with those of its first batch."""
+    if isinstance(state, (tuple, list, dict)):
+        for x in state.values() if isinstance(state, dict) else state:
+            check_state(x)
+    elif not isinstance(state, Tensor | None | bool | int | float | str | slice):
+        raise TypeError(
+            "the state of a captured model must be made of tensors, numbers, text, slices and None in tuples, lists and dicts, "
+            f"got {type(state).__name__}. Keep the tensors in one of those, or decode without `Captured`."
+        )
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Barred, Groups, group_items, grouped_topk
-from ..kernels.sharded import part_of
+from ..kernels.sharded import Shard, largest, part_of
 from ..objective import TOLERANCE, Objective, check_objectives
 from ..relevance import check_scale, normaliser, relevance
 from ..slate import Slate, Status, Trace
@@ -78,7 +78,6 @@ class Decoder:
         self.objectives = check_objectives(self.objectives, self.slots)
         check_scale(self.scale)
         self._kept: dict[Any, Any] = {}  # values and their groups per device, computed once
-        self._measure: products.Measure | None = None  # of the table served last
 
     # ---- what callers use ----------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class Decoder:
                     f"`model` must have a function '{name}'; {type(model).__name__} has none. "
                     "Wrap a plain function of item sequences with spdd.FromCallable(function)."
                 )
-        if self.lift is not None and (proposes(model) or getattr(model, "shard", None) is not None):
+        if self.lift is not None and (proposes(model) or _shard_of(model) is not None):
             raise ValueError(
                 "`lift` sorts a slate by scores from before its first slot, which a model that proposes items, or holds a part of "
                 "the table, does not give for all of them. Leave `lift` out."
@@ -264,7 +263,7 @@ class Decoder:
         scores = product_of(model, model_state)
         if scores is None or type(self)._autoregressive is not Decoder._autoregressive:
             return None
-        shard = getattr(model, "shard", None)  # where other processes hold the rest of the table
+        shard = _shard_of(model)  # where other processes hold the rest of the table
         rows, count = len(scores.hidden), len(scores.table) if shard is None else shard.items
         if rows * count < products.WORTH:
             return None
@@ -280,22 +279,28 @@ class Decoder:
         barred = Barred() if given is None else Barred(eligible=~given) if given.dtype == torch.bool else Barred(given)
         part = None
         if shard is not None:
-            key = ("part", like.device, count, shard.first)
-            part = self._kept[key] = self._kept.get(key) or part_of(groups, shard, len(scores.table))
+            key = ("part", like.device, shard, len(scores.table))
+            if key not in self._kept:
+                self._kept[key] = part_of(groups, shard, len(scores.table))
+            part = self._kept[key]
         return Source(model_state, scores, barred, groups, self.scale, part)
 
     def _unwritten(self, model, source: Source, histories, trace) -> Slate:
         """As `_autoregressive`, without scores of all items."""
-        scores, self._measure = products.measured(source.scores, self._measure)
-        source = source._replace(scores=scores)
+        source = source._replace(scores=products.measured(source.scores, source.part))
         view = products.first_view(source, self.slots)
         problem, reach, begun = self._begin(source.groups.level.T[:, None], None, view)
+        doubt = products.in_doubt(problem, begun, view, source.scores).nonzero()[:, 0]
+        if len(doubt):  # prices read off these scores stand level with them: both by the same norm, the exact one
+            view = products.cleared(view, doubt, source, source.barred, self.slots)
+            problem, reach, begun = self._begin(source.groups.level.T[:, None], None, view)
         at_once = not source.scores.hidden.is_cuda
-        walk = getattr(model, "walk", products.walk)
+        walk = getattr(model, "_spdd_walk", products.walk)
         went = walk(problem, begun, model, source, trace, at_once)
-        finite, sure = torch.stack(
-            [went.finite, went.sure]
-        ).tolist()  # the first time since slot one that the host asks
+        wrong = torch.stack([~went.finite, ~went.sure]).double()
+        if source.part is not None:
+            wrong = largest(wrong, source.part.shard.group)
+        finite, sure = (not x for x in wrong.tolist())  # the first time since slot one that the host asks
         if finite and not sure:
             # Rare, and known only now: once more from the start, every choice settled before the next.
             again = source._replace(state=model.start(histories))
@@ -511,6 +516,11 @@ class Decoder:
         return self.served(
             Slate(steps.items, steps.relevance, state.gained, dual, status.to(torch.int8), reachable, story)
         )
+
+
+def _shard_of(model) -> Shard | None:
+    shard = getattr(model, "shard", None)
+    return shard if isinstance(shard, Shard) else None  # a model may call anything else its shard
 
 
 def _widened(slate: Slate, slots: int) -> Slate:

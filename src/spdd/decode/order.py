@@ -7,6 +7,7 @@ floors and caps stay as they are, so this is a slider of its own (docs/attainmen
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -24,7 +25,11 @@ def check_lift(lift: Any, objectives: Sequence[Objective]) -> float | None:
     """`lift` as a number, or a message that says why there can be none."""
     if lift is None:
         return None
-    if isinstance(lift, (bool, str)) or not isinstance(lift, int | float | np.number) or not abs(lift) < float("inf"):
+    if (
+        isinstance(lift, (bool, str))
+        or not isinstance(lift, int | float | np.number)
+        or not abs(lift) <= sys.float_info.max
+    ):
         raise ValueError(
             f"`lift` must be None or a finite number, in units of the model's scores per unit of value, got {lift!r}."
         )

@@ -8,16 +8,17 @@ stall the device, in a second walk once the slate is done.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..kernels import Barred, Groups, Product, group_best, longest
-from ..kernels.sharded import Part
+from ..kernels.priced import MASS_ERROR, error_of, rows_of, told_apart
+from ..kernels.sharded import Part, largest
 from ..kernels.sharded import group_best as sharded_best
 from ..relevance import relevance
+from . import primal_dual
 from .primal_dual import Problem, State
 from .search import Model, Steps, View, run
 
@@ -64,36 +65,47 @@ def product_of(model: Any, state: Any) -> Product | None:
     return scores
 
 
-class Measure(NamedTuple):
-    """The longest row of a table, and of which one in which state: a table is read for it once, not once per slate."""
+def measured(scores: Product, part: Part | None) -> Product:
+    """The same with the longest row of its table; all of it must be numbers.
 
-    table: weakref.ref
-    version: int
-    shape: torch.Size
-    longest: Any
-
-
-def measured(scores: Product, before: Measure | None) -> tuple[Product, Measure]:
-    """The same with the longest row of its table, which must be a number. before: what was measured last"""
-    whole = (
-        scores.table if scores.table._base is None else scores.table._base
-    )  # a view is made anew whenever it is asked for
-    version, size = whole._version, scores.table.shape
-    if before is None or before.table() is not whole or before[1:3] != (version, size):
-        most = longest(scores)
-        if not bool(torch.isfinite(torch.as_tensor(most))):
-            raise ValueError(
-                "`model.table` must be finite, it holds nan or infinite numbers. Check the model's weights."
-            )
-        before = Measure(weakref.ref(whole), version, size, most)
-    if not bool(torch.isfinite(scores.hidden).all()):
+    Read for every slate, which is one more read beside one a slot: nothing can tell for sure that weights are what they were.
+    """
+    size = torch.as_tensor(longest(scores)).double()
+    bad = torch.stack([size.nan_to_num(torch.inf, torch.inf), (~torch.isfinite(scores.hidden).all()).to(size)])
+    if part is not None:  # all processes raise, or none: who is left waiting for another waits for long
+        bad = largest(bad, part.shard.group)
+    most, strange = bad.tolist()
+    if most == torch.inf:
+        raise ValueError("`model.table` must be finite, it holds nan or infinite numbers. Check the model's weights.")
+    if strange:
         raise ValueError("what `model.hidden` returned must be finite, it holds nan or infinite numbers.")
-    return scores._replace(longest=before.longest), before
+    return scores._replace(longest=bad[0])
 
 
 def first_view(source: Source, slots: int) -> View:
     """What the first slot sees: as many items of each group as a slate can hold."""
     return _seen(source, source.barred, slots, settle=True)[0]
+
+
+def in_doubt(problem: Problem, state: State, view: View, scores: Product) -> Tensor:
+    """(R,) whose choice may turn on what the pass's norm is off by: prices meet chances, which are divided by it."""
+    if problem.scale != "probability":
+        return torch.zeros(len(view.relevance), dtype=torch.bool, device=view.relevance.device)
+    total = primal_dual.score(problem, state, view.relevance, view.value, primal_dual.net_price(problem, state))
+    total, order = primal_dual.bar(problem, state, view.value, view.open, total).sort(dim=1, descending=True)
+    logits = view.relevance.gather(1, order).log()
+    return ~told_apart(total, logits, 0.0, problem.scale, MASS_ERROR + error_of(scores), 1)
+
+
+def cleared(view: View, rows: Tensor, source: Source, barred: Barred, depth: int) -> View:
+    """The same with these rows by the definition, norm and all."""
+    mine, lists = rows_of(source.scores, barred, rows)
+    exact = _seen(source._replace(scores=cast(Product, mine)), lists, depth, settle=True, exact=True)[0]
+    return view._replace(
+        relevance=view.relevance.index_copy(0, rows, exact.relevance),
+        open=view.open.index_copy(0, rows, exact.open),
+        items=cast(Tensor, view.items).index_copy(0, rows, cast(Tensor, exact.items)),
+    )
 
 
 def walk(problem: Problem, begun: State, model: Model | Any, source: Source, trace: bool, settle: bool) -> Walked:
@@ -107,8 +119,13 @@ def walk(problem: Problem, begun: State, model: Model | Any, source: Source, tra
 
     def look(state: State) -> View:
         nonlocal sure
-        view, proven = _seen(now, source.barred._replace(used=state.chosen), 1, settle)
-        sure = sure & proven
+        barred = source.barred._replace(used=state.chosen)
+        view, proven = _seen(now, barred, 1, settle)
+        doubt = in_doubt(problem, state, view, now.scores)
+        if not settle:
+            sure = sure & proven & ~doubt.any()
+        elif bool(doubt.any()):
+            view = cleared(view, doubt.nonzero()[:, 0], now, barred, 1)
         return view
 
     def move(chosen: Tensor, place: Tensor) -> None:
@@ -127,12 +144,13 @@ def walk(problem: Problem, begun: State, model: Model | Any, source: Source, tra
     return Walked(state, steps, finite, sure)
 
 
-def _seen(source: Source, barred: Barred, depth: int, settle: bool) -> tuple[View, Tensor]:
+def _seen(source: Source, barred: Barred, depth: int, settle: bool, exact: bool = False) -> tuple[View, Tensor]:
     """What a slot sees, and () whether all of it is proven."""
+    how = {"scale": source.scale, "barred": barred, "settle": settle, "exact": exact}
     if source.part is None:
-        best = group_best(source.scores, source.groups, depth, scale=source.scale, barred=barred, settle=settle)
+        best = group_best(source.scores, source.groups, depth, **how)
     else:
-        best = sharded_best(source.scores, source.part, depth, scale=source.scale, barred=barred, settle=settle)
+        best = sharded_best(source.scores, source.part, depth, **how)
     found = best.items >= 0
     norm = None if best.norm is None else best.norm.clamp_min(torch.finfo(torch.float64).min)
     worth = relevance(source.scale, best.logit.masked_fill(~found, 0), norm)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import Product
 from ..kernels.index import Index
+from ..kernels.reference import exact_logits
 from ..objective import Objective
 
 SAMPLE = 512  # items from which prices are read
@@ -86,7 +88,7 @@ class Retriever:
         self.searched, self.full = self.searched + len(hidden), self.full + int((~enough).sum())
         for row in (~enough).nonzero()[:, 0].split(16):
             every = torch.arange(self.items).expand(len(row), -1)
-            scores = hidden[row].double() @ table.double().T
+            scores = exact_logits(Product(hidden[row], table))
             items[row], logits[row] = self._best(every, scores, open_[row], None if bonus is None else bonus[row])
         return items, logits
 

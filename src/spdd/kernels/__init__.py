@@ -7,12 +7,12 @@ import importlib.util
 from torch import Tensor
 
 from . import reference
-from .priced import Best, Values, group_best, logits_at, longest, prepare, priced_argmax, priced_topk, priced_unsettled
+from .priced import Best, Values, group_best, logits_at, longest, prepare, priced_argmax, priced_topk
 from .reference import Barred, Choice, Groups, Product, group_items
 
 __all__ = [
     "Barred", "Best", "Choice", "Groups", "Product", "Values",
-    "group_best", "group_items", "grouped_topk", "logits_at", "longest", "prepare", "priced_argmax", "priced_topk", "priced_unsettled",
+    "group_best", "group_items", "grouped_topk", "logits_at", "longest", "prepare", "priced_argmax", "priced_topk",
 ]  # fmt: skip
 
 

@@ -188,17 +188,27 @@ class Best(NamedTuple):
 
 
 def group_best(
-    scores: Tensor | Product, groups: Groups, k: int, *, scale: str, barred: Barred, settle: bool = True
+    scores: Tensor | Product,
+    groups: Groups,
+    k: int,
+    *,
+    scale: str,
+    barred: Barred,
+    settle: bool = True,
+    exact: bool = False,
 ) -> Best:
     """The k best items of every value group, whatever the prices will be. Equal ones: the lower item number first.
 
     settle: rows that are not sure are done again by the definition. Without it nothing waits for the device.
+    exact:  all rows by the definition, their norms too
     """
-    exact = isinstance(scores, Tensor)
-    found = group_topk(scores, groups, k if exact else k + SPARE, barred, scale in ("probability", "log_probability"))
-    depth = [min(k if exact else k + SPARE, size) for size in groups.size]
-    short = [min(k, size) for size in groups.size]
     if exact:
+        return _by_definition(scores, barred, groups, k, scale)
+    given = isinstance(scores, Tensor)
+    found = group_topk(scores, groups, k if given else k + SPARE, barred, scale in ("probability", "log_probability"))
+    depth = [min(k if given else k + SPARE, size) for size in groups.size]
+    short = [min(k, size) for size in groups.size]
+    if given:
         logits, items = found.logit.double(), found.items
         sure = torch.ones(len(items), dtype=torch.bool, device=items.device)
     else:
@@ -207,6 +217,8 @@ def group_best(
         logits, items = _in_order(logits, found.items, depth)
         error = error_of(scores)
         sure = _held(logits, last, groups.size, k, error)
+        if not logits.is_cuda:  # a row of zeros has equal items only: the pass has the lower of equal item numbers
+            sure |= (scores.hidden == 0).all(1)
         if found.mass is not None:
             sure &= (torch.as_tensor(error) < FAR)[:, 0]
         logits, items = (torch.cat([x[:, g, :n] for g, n in enumerate(short)], 1) for x in (logits, items))
@@ -245,16 +257,36 @@ def _held(logits, last, sizes, k, error):
 
 def _settled(best: Best, scores, groups, k, scale, barred) -> Best:
     """The same with rows that were not sure from all their scores, a few at a time."""
-    for part in _few((~best.sure).nonzero()[:, 0], len(groups.member)):
+    open_ = (~best.sure).nonzero()[:, 0]
+    return (
+        replaced(best, open_, _by_definition(*rows_of(scores, barred, open_), groups, k, scale)) if len(open_) else best
+    )
+
+
+def replaced(best: Best, rows: Tensor, by: Best) -> Best:
+    """The same with these rows from elsewhere, one after the other."""
+    norm = None if best.norm is None else best.norm.index_copy(0, rows, cast(Tensor, by.norm))
+    logit, items, sure = (getattr(best, x).index_copy(0, rows, getattr(by, x)) for x in ("logit", "items", "sure"))
+    return best._replace(logit=logit, items=items, norm=norm, sure=sure)
+
+
+def _by_definition(scores, barred, groups: Groups, k: int, scale: str) -> Best:
+    """All rows from all their scores, a few at a time."""
+    rows, count = shape(scores)
+    logits, items, norms = [], [], []
+    for part in _few(torch.arange(rows, device=groups.member.device), count):
         mine, lists = rows_of(scores, barred, part)
-        logits = reference.exact_logits(mine)
-        inside, open_ = reference.allowed(lists, len(logits), logits.shape[1], logits.device)
-        exact, items, _ = reference.grouped_topk(logits, groups, k, open_)
-        best = best._replace(logit=best.logit.index_copy(0, part, exact), items=best.items.index_copy(0, part, items))
-        if best.norm is not None:
-            norm = cast(Tensor, reference.exact_norm(scale, logits, inside))
-            best = best._replace(norm=best.norm.index_copy(0, part, norm))
-    return best._replace(sure=torch.ones_like(best.sure))
+        every = reference.exact_logits(mine)
+        inside, open_ = reference.allowed(lists, len(every), count, every.device)
+        best, found, _ = reference.grouped_topk(every, groups, k, open_)
+        logits.append(best)
+        items.append(found)
+        if scale in ("probability", "relative", "log_probability"):
+            norms.append(cast(Tensor, reference.exact_norm(scale, every, inside)))
+    group = reference.columns([min(k, size) for size in groups.size], groups.member.device)
+    norm = torch.cat(norms) if norms else None
+    sure = torch.ones(rows, dtype=torch.bool, device=groups.member.device)
+    return Best(torch.cat(logits), torch.cat(items), group, norm, sure)
 
 
 def rows_of(scores: Tensor | Product, barred: Barred, rows: Tensor) -> tuple[Tensor | Product, Barred]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
+ITEMS_AT_ONCE = 1 << 16  # of a table, in float64
 CHUNK = 1 << 21  # scores permuted at a time on the CPU: 8 MB of float32 stay in cache between the two passes
 
 
@@ -90,7 +91,10 @@ def exact_logits(scores: Tensor | Product) -> Tensor:
     """(R, M) float64."""
     if isinstance(scores, Tensor):
         return scores.double()
-    logits = scores.hidden.double() @ scores.table.double().T
+    hidden, table = scores.hidden.double(), scores.table
+    logits = hidden.new_empty(len(hidden), len(table))
+    for first in range(0, len(table), ITEMS_AT_ONCE):  # a whole table in float64 may not fit
+        torch.mm(hidden, table[first : first + ITEMS_AT_ONCE].double().T, out=logits[:, first : first + ITEMS_AT_ONCE])
     return logits if scores.row_scale is None else logits * scores.row_scale.double()
 
 

@@ -51,7 +51,9 @@ def part_of(groups: Groups, shard: Shard, count: int) -> Part:
     return Part(shard, groups.size, laid_out(groups.level, mine))
 
 
-def group_best(scores: Product, part: Part, k: int, *, scale: str, barred: Barred, settle: bool = True) -> priced.Best:
+def group_best(
+    scores: Product, part: Part, k: int, *, scale: str, barred: Barred, settle: bool = True, exact: bool = False
+) -> priced.Best:
     """As `priced.group_best` over all items. scores, of this process's rows.  barred: said of all items"""
     first, count = part.shard.first, len(scores.table)
 
@@ -60,7 +62,7 @@ def group_best(scores: Product, part: Part, k: int, *, scale: str, barred: Barre
 
     eligible = None if barred.eligible is None else barred.eligible[first : first + count]
     lists = Barred(near(barred.seen), near(barred.used), eligible)
-    own = priced.group_best(scores, part.here, k, scale=scale, barred=lists, settle=settle)
+    own = priced.group_best(scores, part.here, k, scale=scale, barred=lists, settle=settle, exact=exact)
     wide = len(part.size) * k
     items = torch.where(own.items < 0, -1, own.items + first).double()  # exact up to 2 ** 53
     depth = [min(k, size) for size in part.here.size]
@@ -106,6 +108,13 @@ def all_columns(mine: Tensor, shard: Shard) -> Tensor:
     each = -(-shard.items // dist.get_world_size(shard.group))
     padded = torch.nn.functional.pad(mine, (0, each - mine.shape[1]))
     return _from_all(padded, shard.group).movedim(0, 1).flatten(1)[:, : shard.items]
+
+
+def largest(mine: Tensor, group: Any = None) -> Tensor:
+    """The largest of what all processes have, number by number; nan must not be among them."""
+    came = mine.clone()
+    dist.all_reduce(came, dist.ReduceOp.MAX, group=group)
+    return came
 
 
 def _regular(x: Tensor, depth: list[int], k: int, filler: float) -> Tensor:

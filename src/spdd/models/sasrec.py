@@ -151,12 +151,13 @@ class SASRec(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """(M, D). Where it is not trained it stays the same tensor until its weights change: it is asked for in every slot."""
+        """(M, D). Where it is not trained it stays the same tensor until its weights change, which writing through
+        `.data` does not tell: it is asked for in every slot."""
         weight = self.embedding.weight
         table = weight[: self.items]
         if not self.config.temperature:
             return table
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or weight.is_inference():  # the latter do not say when they change
             return F.normalize(table, dim=1)
         now = (weight._version, weight.data_ptr(), weight.dtype, weight.device)
         if self._unit is None or self._unit[0] != now:

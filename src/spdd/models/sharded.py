@@ -32,6 +32,8 @@ class Sharded:
             self.table = model.embedding.weight[: len(self.table)]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # not there yet in a copy that is being made
+            raise AttributeError(name)
         return getattr(self.model, name)
 
     def logits(self, state: Any) -> Tensor:
