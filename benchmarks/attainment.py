@@ -20,6 +20,7 @@ The ideas, each a curve of its own:
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -43,6 +44,7 @@ RIVALS = ("WA", "WA, relative", "SPDD as printed", "must-fill")
 RESULTS = record.ROOT / "benchmarks" / "results" / "cpu-2core" / "attainment.jsonl"
 PAGE = record.ROOT / "docs" / "attainment.md"
 WIDTH = 4  # items that are looked behind
+NEAR = 0.004  # above ATTAINED, where the search for a rival's smallest weight ends
 
 
 # ---- what is tried ------------------------------------------------------------------------------------------------
@@ -199,16 +201,30 @@ def main() -> None:
             done += points_done
             print(f"{name}: {done} points", flush=True)
 
-        sweep(
-            lambda bench=bench: bench,
-            [*(p for p in points(args.rivals) if p.curve not in args.without), *tuned],
-            folder / "sweep",
-            progress=told,
-        )
+        run = functools.partial(sweep, lambda bench=bench: bench, folder=folder / "sweep", progress=told)
+        every = [*(p for p in points(args.rivals) if p.curve not in args.without), *tuned]
+        found = run(every)
+        for curve in ("WA", "WA, relative"):
+            every += narrowed(curve, found, run)
+        run(every)  # so that the sweep's last run has all of them
         found = lines(folder / "sweep") + (log(args.work) if name == "shelves" and not args.rivals else [])
         about = record.origin("attainment", args)
         about["settings"] = {"floor": FLOOR, "slots": SLOTS, "tuned_on": args.tuned_on, "trials": args.trials}
         record.write(about, [{"domain": name, **x} for x in found], args.out)
+
+
+def narrowed(curve: str, found: list[dict], run: Callable[[list[Point]], list[dict]], most: int = 6) -> list[Point]:
+    """More prices of a weighted average, down to the smallest that keeps the floor: between two of a grid it may be far from either."""
+    tried = sorted((r["knob"]["price"], r["metrics"]["attained"]) for r in found if r["curve"] == curve)
+    low = max((price for price, attained in tried if attained < ATTAINED), default=None)
+    high = min((one for one in tried if one[1] >= ATTAINED and (low is None or one[0] > low)), default=None)
+    more: list[Point] = []
+    while low and high and high[1] > ATTAINED + NEAR and len(more) < most:
+        price = float(f"{(low * high[0]) ** 0.5:.4g}")
+        more.append(grid.weighed(curve, price, "wa", **({"scale": "relative"} if curve != "WA" else {})))
+        attained = run([more[-1]])[0]["metrics"]["attained"]
+        low, high = (low, (price, attained)) if attained >= ATTAINED else (price, high)
+    return more
 
 
 def chosen(name: str, args, folder: pathlib.Path) -> list[Point]:
