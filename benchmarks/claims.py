@@ -201,7 +201,7 @@ def assumption(found: Results) -> Claim:
         if there:
             told = ", ".join(f"{name} in {n}" for name, n in sorted(failed.items(), key=lambda pair: -pair[1]))
             measured.append(
-                f"{DOMAINS[d]}: of {len(there)} samples (three scales, two choices of items) it fails {told or 'in none'}."
+                f"{DOMAINS[d]}: of {len(there)} samples (three scales; items of the whole catalogue, where there is one, and each user's best) it fails {told or 'in none'}."
             )
     return Claim(
         "Assumption 1",
@@ -452,7 +452,7 @@ CLAIMS: tuple[Callable[[Results], Claim], ...] = (
 
 SHOWN = {
     "greedy": "greedy",
-    "WA": "weighted average on logits, weight at which 95 % of slates have 3",
+    "WA": "weighted average on logits, its best weight of those that keep three in 95 % of slates",
     "WA, relative": "the same on the relative scale",
     PRINTED: "the algorithm as printed",
     RELATIVE: "the same on the relative scale",

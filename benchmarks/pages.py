@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/speed.md and docs/engines.md, made from the result files, never by hand.
+"""The tables of README.md and of some pages in docs/, made from the result files, never by hand.
 
 A table stands between `<!-- results: NAME -->` and `<!-- end -->`; NAME is one of TABLES below.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2core"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md", ROOT / "docs" / "engines.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("speed", "engines", "rerank")))
 PLACE = re.compile(r"(<!-- results: ([a-z_-]+) -->\n).*?(<!-- end -->)", re.S)
 Line = dict[str, Any]
 
@@ -176,18 +176,25 @@ def menu(read) -> str:
 def summary(read) -> str:
     """What README says of it."""
     lines = {line["variant"]: line for line in read("kernels")}
-    rows = [["one slot for a batch", "ms", "x floor", "torch eager takes"]]
+    rows = [["one slot for a batch", "ms by the clock", "processor time, x floor", "torch eager takes, processor time"]]
     said = (
-        ("logits: ours, logit, 0/1", "logits: eager, logit, 0/1", "given scores, logits"),
-        ("logits: ours, probability, 0/1", "logits: eager, probability, 0/1", "given scores, probabilities"),
-        ("table: ours, logit, 0/1", "table: eager, logit, 0/1", "hidden states and item table, logits"),
+        ("logits: ours, logit, 0/1", "logits: eager, logit, 0/1", "given scores, logits, 0/1 values"),
+        (
+            "logits: ours, probability, 0/1",
+            "logits: eager, probability, 0/1",
+            "given scores, probabilities, 0/1 values",
+        ),
+        ("logits: ours, logit, real", "logits: eager, logit, real", "given scores, logits, real values"),
+        ("table: ours, logit, 0/1", "table: eager, logit, 0/1", "hidden states and item table, logits, 0/1 values"),
         (
             "table: ours, probability, 0/1",
             "table: eager, probability, 0/1",
-            "hidden states and item table, probabilities",
+            "hidden states and item table, probabilities, 0/1 values",
         ),
     )
     for ours, eager, words in said:
+        if ours not in lines or eager not in lines:
+            continue
         line, other = lines[ours], lines[eager]
         rows.append(
             [
@@ -197,7 +204,7 @@ def summary(read) -> str:
                 f"{other['cpu_over_ours']:.1f} times as long",
             ]
         )
-    return f"{_where(lines['logits: read'])} Least of {lines['logits: read']['settings']['rounds']} rounds; ratios of processor time.\n\n{_markdown(rows)}"
+    return f"{_where(lines['logits: read'])} Least of {lines['logits: read']['settings']['rounds']} rounds.\n\n{_markdown(rows)}"
 
 
 TABLES: dict[str, Callable[..., str]] = {

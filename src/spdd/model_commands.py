@@ -163,6 +163,10 @@ def slate(
         )
         split = files.load(prepared)
         opened = open_run(run, split, device=device, beams=beams)
+        if stated.slots > len(split.items.id):
+            raise ValueError(
+                f"slates of {stated.slots:,} slots cannot be filled from {len(split.items.id):,} items. Give fewer: --slots."
+            )
         columns = item_columns(split, stated.columns, items)
         asked = opened.asked(split, part).first(users)
         whose: dict[str, Any] = {

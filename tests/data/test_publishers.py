@@ -464,7 +464,7 @@ def test_items_of_a_second_table(tmp_path):
 @pytest.mark.parametrize(
     ("name", "frame", "options", "complaint"),
     [
-        ("t.csv", {"u": ["a"], "item": ["x"], "time": [1]}, {}, "column 'user', and has u, item, time. Name them: user"),
+        ("t.csv", {"u": ["a"], "item": ["x"], "time": [1]}, {}, "column 'user', and has u, item, time. Rename them, or name them once"),
         ("t.parquet", {"user": [1.5], "item": ["x"], "time": [1]}, {}, "'user' of .* must hold names or whole numbers, got Float64"),
         ("t.parquet", {"user": [[1]], "item": ["x"], "time": [1]}, {}, "must hold names or whole numbers, got List"),
         ("t.parquet", {"user": ["a"], "item": ["x"], "time": [True]}, {}, "must hold times, got Boolean"),

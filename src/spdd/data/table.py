@@ -58,7 +58,7 @@ def read(
             batch,
             [*ours, *attributes],
             path,
-            "Name them: user=..., item=..., time=... (--set time=when on the command line).",
+            "Rename them, or name them once: `spdd data prepare table FILE --set user=... --set time=... --out FILE.npz` (user=..., time=... in Python).",
         )
         batch = _renamed(batch, ours, path)
         if time is None:
