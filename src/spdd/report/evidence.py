@@ -90,7 +90,7 @@ def said(swept: Swept, found: Verdict) -> list[Part]:
             if rival in ours.kept:
                 lines.append(
                     f"**In every slate**: {OURS_IN_EVERY_SLATE} keeps {_times(ours.kept[rival])} of the consumption and "
-                    f"{_times(ours.more[rival])} of the objective's NDCG of {rival} (the best of its settings that hold the "
+                    f"{_times(ours.more[rival])} of the objective's NDCG of {rival} (the best of the settings tried that hold the "
                     f"floor of {swept.about['floor']:g} in at least {ATTAINED:.0%} of slates)."
                 )
     if found.out_of_reach:
