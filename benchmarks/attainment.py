@@ -316,6 +316,8 @@ def page(results: list[dict]) -> str:
         "Three of ten slots in every slate belong to the objective, and at least 95 % of slates have to keep that. How much of what users "
         "consume is left? This page has every idea that was tried to leave more, with its numbers, whether it helped or not. Slates are "
         "decoded item by item, judged by what users did later; brackets are 95 % intervals over users, the same users on every line. "
+        "A rival stands at the weight that leaves most while the floor holds in 95 % of slates, of a grid and of a search between its points, chosen "
+        "on these same users: that flatters it a little. "
         f"`python benchmarks/attainment.py`, commit {commits}; this page is made from `benchmarks/results/cpu-2core/attainment.jsonl`.",
         '*Pace, rate, first price, relative scale* are settings of `SPDD`. *Price of traffic*: `per="both"`, slates start at the price that all '
         "traffic shares. *Row's own scale*: logits divided by the spread of their row's plain slate, so that a nat is worth the same to everyone. "
