@@ -1,10 +1,12 @@
 """Run folders: what training keeps in them is what slates are made and judged by, and a run goes on as it began."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +179,13 @@ def test_what_is_held_out_for_the_test_reaches_no_slate(split, tmp_path):
     for name in ("items", "relevance", "gained", "dual", "status"):
         assert np.array_equal(getattr(slates, name), getattr(again, name))
     assert not all(np.array_equal(a, b) for a, b in zip(later, judged, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["sasrec", "transact", "lmrec"])
+def test_the_page_names_every_setting(split, tmp_path, kind):
+    with pytest.raises(ValueError, match="has no setting") as refused:
+        train_model(kind, split, tmp_path / "run", {"no such thing": 1})
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text("utf-8")
+    known = str(refused.value).partition("There is: ")[2].rstrip(".").split(", ")
+    assert len(known) > 10
+    assert [name for name in known if not re.search(rf"`{name}[`=]", page)] == []

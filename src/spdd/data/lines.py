@@ -60,7 +60,7 @@ class Tally:
             raise ValueError(
                 f"at most {self.most_bad:.4g} of the {self.what} may be malformed, got {bad:,} of {self.read:,} "
                 f"({', '.join(f'{n:,} {r}' for r, n in self.skipped.most_common())}). The first is line {line} of "
-                f"'{path}': {reason}. Mend the file, or raise `most_bad` if it can be spared."
+                f"'{path}': {reason}. Mend the file, or raise `most_bad` (--most-bad) if it can be spared."
             )
 
 

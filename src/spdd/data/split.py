@@ -52,7 +52,7 @@ def at_time(
     if not data.absolute:
         raise ValueError(
             f"a cut at one moment needs times that can be compared between users, and those of '{data.name}' cannot: "
-            "they count from each user's own start. Use `leave_last`."
+            "they count from each user's own start. Use `leave_last` (--split last)."
         )
     if not (isinstance(share, int | float) and 0 < share < 0.5):
         raise ValueError(f"`share` must be above 0 and below 0.5, got {share!r}. It is the part of events held out.")

@@ -183,7 +183,7 @@ def target_of(bench: Bench, view: str, attained: float = 0.95, tolerance: float 
             raise ValueError(
                 f"{attained:.0%} of slates should hold at least {domain.floor:g}, and at most {able:.1%} can: for the other "
                 f"users there is not enough value among the items they may get (on average a slate can reach {reach.mean():.4g}). "
-                f"Lower the floor, or `attained`."
+                f"Lower the floor, or `attained` (--attained)."
             )
     elif reach.mean() / domain.slots < target.share - tolerance:
         raise ValueError(
