@@ -358,6 +358,8 @@ def _table(tried: list[dict]) -> str:
 def _verdicts(tried: dict[str, list[dict]]) -> list[str]:
     """For each idea where it keeps more than the default, where less: by the interval, on consumption and on the objective."""
     known_ = {"greedy", "must-fill", "WA", "WA, relative", "SPDD as printed", "SPDD as printed, relative", DEFAULT}
+    rivals_only = known_ | {TUNED, TUNED_ALONE}  # where nothing else was tried, an idea cannot have failed
+    tried = {d: rows for d, rows in tried.items() if any(x["curve"] not in rivals_only for x in rows)}
     names = dict.fromkeys((x["curve"], x["knob"].get("part")) for rows in tried.values() for x in rows)
     lines_, more, up = [], [], []
     for curve, part in names:
