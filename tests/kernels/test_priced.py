@@ -111,11 +111,11 @@ def test_ten_thousand_problems(scale):
     seeds = range(-(-PROBLEMS // ROWS))
     different = 0
     for seed in seeds:
-        *problem, barred = drawn(seed)
-        different += compare(*problem, scale, barred)
-    # Nearly all choices are the very same items: at most 738 were not, nearly all of them under prices of 1e12 and 1e30, beside which
-    # float64 loses the relevance. A tenth leaves room for another processor's sums, and for no kind of problem that goes wrong.
-    assert different < PROBLEMS / 10
+        scores, value, price, k, barred = drawn(seed)
+        found = compare(scores, value, price, k, scale, barred)
+        # Beside prices of 1e12 and 1e30 float64 loses the relevance: there any item of equal value is as good as another.
+        different += found if bool((price.abs() < 1e9).all()) else 0
+    assert different < PROBLEMS / 100  # elsewhere nearly all choices are the very same items
 
 
 @pytest.mark.parametrize(("scale", "seed"), list(itertools.product(SCALES, range(1000, 1020))))
